@@ -1,0 +1,1 @@
+"""Where the cache is used: attention runtimes, decoder, tokenizer, sampler and engine."""

@@ -1,0 +1,69 @@
+"""What every attention runtime promises, whether it runs on the CPU, an emulated NPU or a board."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["AttentionBatch", "AttentionRuntime"]
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """The sequences of one step. The same batch serves every layer of that step.
+
+    Attributes:
+        query_starts: int32 `[n + 1]`; rows `query_starts[i] : query_starts[i + 1]` of `q` belong to sequence i.
+        context_lens: int32 `[n]`; tokens sequence i holds, this step's own included. Row r of its m rows is at
+            position `context_lens[i] - m + r` and sees positions up to and including its own.
+        tables: int32 `[n, width]`, C-contiguous; block ids, the first `ceil(context_len / block_tokens)` valid.
+    """
+
+    query_starts: NDArray[np.int32]
+    context_lens: NDArray[np.int32]
+    tables: NDArray[np.int32]
+
+    @property
+    def sequences(self) -> int:
+        """Sequences in the batch."""
+        return len(self.context_lens)
+
+    @property
+    def rows(self) -> int:
+        """Query rows (tokens) of all sequences together."""
+        return int(self.query_starts[-1])
+
+
+class AttentionRuntime(Protocol):
+    """Causal grouped-query attention over the paged cache.
+
+    Per step: `begin_step(batch)`, then `attend` once per layer after that layer's K and V were written to the
+    cache, then `end_step()`. Between `begin_step` and `end_step` the caller keeps every block of the batch alive.
+    """
+
+    name: str
+
+    def begin_step(self, batch: AttentionBatch) -> None:
+        """Plan one step; the plan serves every layer.
+
+        Raises:
+            UsageError: a block id is outside the pool or a table is shorter than its context.
+        """
+
+    def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """Attend `q` over the cached K and V of `layer`.
+
+        Args:
+            layer: layer index.
+            q: float32 `[rows, heads, head_dim]`, rotated, not scaled.
+            out: float32 `[rows, heads, head_dim]`, overwritten.
+        """
+
+    def end_step(self) -> None:
+        """The step is over: nothing of the batch is read any more. Safe to call after a failed `attend`."""
+
+    def close(self) -> None:
+        """Give back threads, buffers and device handles. Further use raises."""

@@ -1,0 +1,1 @@
+"""The `rockpage` command: one module per subcommand."""
