@@ -1,0 +1,19 @@
+"""Builds `hostcache._kv`; setup.py runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cffi import FFI  # type: ignore[import-untyped]  # cffi ships no type information
+
+DECLARATIONS = (Path(__file__).parent / "_kv.h").read_text(encoding="ascii")
+
+ffi = FFI()
+ffi.cdef(DECLARATIONS)
+ffi.set_source(
+    "hostcache._kv",
+    "#include <stdint.h>\n" + DECLARATIONS,
+    sources=["hostcache/_kv.c"],
+    depends=["hostcache/_kv.h", "hostcache/_fp16.h", "hostcache/_isa.h"],
+    extra_compile_args=["-O3", "-Wall", "-Wextra"],
+)
