@@ -255,32 +255,32 @@ class _Header:
 
     def _strings(self, count: int, where: str) -> list[str]:
         self._need(count * _U64.size, f"{where}, an array of {count} strings,")
-        # Vocabularies have 10^5 strings: the common path does no more than it must, and mistakes are told afterwards.
         strings: list[str] = []
+        # Vocabularies have 10^5 strings: this loop does no more than it must, and leaves a bad one to `_string`.
         data, end, at = self._map, self._end, self._at
-        unpack = _U64.unpack_from
-        needed = 0  # bytes of the part being read
-        for _ in range(count):
-            needed = _U64.size
-            if at + needed > end:
-                break
-            (needed,) = unpack(data, at)
-            at += _U64.size
-            if at + needed > end:
+        unpack, prefix = _U64.unpack_from, _U64.size
+        while len(strings) < count and at + prefix <= end:
+            stop = at + prefix + unpack(data, at)[0]
+            if stop > end:
                 break
             try:
-                strings.append(data[at : at + needed].decode())
-            except UnicodeDecodeError as error:
-                problem = f"{where}, element {len(strings)}, at byte {at} is not valid UTF-8 ({error.reason})"
-                self._fail(problem, at=at)
-            at += needed
+                strings.append(data[at + prefix : stop].decode())
+            except UnicodeDecodeError:
+                break
+            at = stop
         self._at = at
-        if len(strings) < count:
-            self._fail_short(needed, f"{where}, element {len(strings)},")
+        while len(strings) < count:
+            strings.append(self._string(f"{where}, element {len(strings)},"))
         return strings
 
     def _string(self, where: str) -> str:
-        return self._strings(1, where)[0]
+        length = self._number(_U64, where)
+        self._need(length, where)
+        start, self._at = self._at, self._at + length
+        try:
+            return self._map[start : self._at].decode()
+        except UnicodeDecodeError as error:
+            self._fail(f"{where} at byte {start} is not valid UTF-8 ({error.reason})", at=start)
 
     def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
         entries = [self._tensor_entry(f"tensor {index}") for index in range(count)]
