@@ -1,0 +1,269 @@
+"""Attention on the CPU, straight through the block table."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.errors import UsageError
+from hostcache.geometry import KVGeometry
+
+from ._attention import ffi, lib
+from .attention import AttentionBatch
+
+__all__ = ["BlockMemory", "CpuAttention", "copy_checked"]
+
+
+class BlockMemory(Protocol):
+    """What a runtime reads of the cache; `PagedKVCache` is one."""
+
+    @property
+    def geometry(self) -> KVGeometry:
+        """Shape of the KV cache and the layout of a block."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the region; valid ids are below it."""
+
+    @property
+    def buffer(self) -> NDArray[np.uint8]:
+        """The region, flat; block b starts at `b * geometry.block_bytes`."""
+
+
+class CpuAttention:
+    """Causal grouped-query attention in C: fp16 storage, float32 arithmetic, softmax scale `head_dim ** -0.5`.
+
+    A query row's result depends on its query, its position and its tokens alone: it is the same bits whatever else is
+    in the batch, however the prompt was cut into chunks, and for every number of threads. Slots that a row may not
+    see are never read. Different `isa` round differently.
+
+    The runtime serves one step at a time; other runtimes over the same cache are independent of it.
+
+    Args:
+        cache: where K and V lie; its region stays mapped until `close()`.
+        heads: query heads, a multiple of the cache's KV heads.
+        threads: threads that compute, the caller's included; the others sleep between calls.
+        isa: `"avx2"`, `"neon"`, `"plain"`, or `"auto"` for the best this machine has.
+
+    Attributes:
+        name: `"cpu"`.
+        isa: what `"auto"` became.
+
+    Raises:
+        UsageError: a geometry the kernel cannot compute, or threads or an `isa` this machine cannot give.
+    """
+
+    name = "cpu"
+
+    def __init__(self, cache: BlockMemory, heads: int, threads: int = 1, *, isa: str = "auto") -> None:
+        geometry = cache.geometry
+        _check_geometry(geometry, heads)
+        if threads < 1:
+            raise UsageError(f"threads must be at least 1, got {threads}", threads=threads)
+        runtime = lib.rp_attention_open(threads, isa.encode())
+        if runtime == ffi.NULL:
+            raise _open_error(ffi.errno, threads, isa)
+
+        self.isa = ffi.string(lib.rp_attention_isa(runtime)).decode()
+        self._runtime = ffi.gc(runtime, lib.rp_attention_close)
+        self._geometry = geometry
+        self._blocks = cache.blocks
+        self._heads = heads
+        self._pool = ffi.from_buffer("uint8_t[]", cache.buffer)
+        self._step = ffi.new("rp_attention_step *")
+        self._step.pool = self._pool
+        self._step.block_bytes = geometry.block_bytes
+        self._step.kv_bytes = geometry.kv_bytes
+        self._step.block_tokens = geometry.block_tokens
+        self._step.kv_heads = geometry.kv_heads
+        self._step.group = heads // geometry.kv_heads
+        self._step.head_dim = geometry.head_dim
+        self._step.scale = geometry.head_dim**-0.5
+        self._batch: AttentionBatch | None = None
+        self._tile_starts = np.zeros(1, np.int32)
+        self._closed = False
+
+    def begin_step(self, batch: AttentionBatch) -> None:
+        """Check `batch` and keep a copy of it; the copy serves every layer.
+
+        Raises:
+            UsageError: a block id is outside the pool, a table is shorter than its context, the arrays do not fit
+                together, the previous step has not ended, or the runtime is closed.
+        """
+        self._check_open()
+        if self._batch is not None:
+            raise UsageError("begin_step came before the previous step's end_step: call end_step first")
+        checked = copy_checked(batch, self._geometry, self._blocks)
+
+        step = self._step
+        tiles = -(-np.diff(checked.query_starts) * step.group // lib.RP_TILE_ROWS)
+        self._tile_starts = np.zeros(checked.sequences + 1, np.int32)
+        np.cumsum(tiles, out=self._tile_starts[1:])
+        # The struct does not keep these alive; self._batch and self._tile_starts do, until the next step.
+        step.sequences = checked.sequences
+        step.table_width = checked.tables.shape[1]
+        step.query_starts = ffi.from_buffer("int32_t[]", checked.query_starts)
+        step.tile_starts = ffi.from_buffer("int32_t[]", self._tile_starts)
+        step.context_lens = ffi.from_buffer("int32_t[]", checked.context_lens)
+        step.tables = ffi.from_buffer("int32_t[]", checked.tables)
+        self._batch = checked
+
+    def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """Attend `q` over the cached K and V of `layer`; other Python threads run meanwhile.
+
+        Args:
+            layer: layer index.
+            q: float32 `[rows, heads, head_dim]`, C-contiguous, rotated, not scaled.
+            out: float32 `[rows, heads, head_dim]`, C-contiguous, overwritten.
+
+        Raises:
+            UsageError: a shape, a dtype or the layer does not fit, no step was begun, or the runtime is closed.
+        """
+        self._check_open()
+        if self._batch is None:
+            raise UsageError("attend came without a step: call begin_step first")
+        if not 0 <= layer < self._geometry.layers:
+            raise UsageError(f"layer {layer} is not in 0..{self._geometry.layers - 1}", layer=layer)
+        shape = (self._batch.rows, self._heads, self._geometry.head_dim)
+        _check_operand("q", q, shape)
+        _check_operand("out", out, shape)
+        lib.rp_attend(
+            self._runtime,
+            self._step,
+            layer * self._geometry.layer_bytes,
+            ffi.from_buffer("float[]", q),
+            ffi.from_buffer("float[]", out, require_writable=True),
+        )
+
+    def end_step(self) -> None:
+        """The step is over. Safe to call after a failed `attend`, and twice.
+
+        Raises:
+            UsageError: the runtime is closed.
+        """
+        self._check_open()
+        self._batch = None
+
+    def close(self) -> None:
+        """Join the threads and let go of the region. Every later call but `close` raises UsageError."""
+        if self._closed:
+            return
+        self._closed = True
+        self._batch = None
+        ffi.release(self._runtime)
+        ffi.release(self._pool)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this attention runtime is closed: make a new one")
+
+
+def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> AttentionBatch:
+    """Copy `batch` if it is sound, so that nobody can change it behind a kernel that trusts it.
+
+    Args:
+        batch: what the engine handed over.
+        geometry: of the cache that the tables point into.
+        blocks: blocks in that cache.
+
+    Raises:
+        UsageError: a dtype or shape is wrong, `query_starts` falls or does not start at 0, a context is shorter than
+            its own rows, a table is shorter than its context, or a block id that the context needs is not in the pool.
+    """
+    starts = _copy_int32("query_starts", batch.query_starts, dimensions=1)
+    lens = _copy_int32("context_lens", batch.context_lens, dimensions=1)
+    tables = _copy_int32("tables", batch.tables, dimensions=2)
+    if len(starts) != len(lens) + 1 or len(tables) != len(lens):
+        raise UsageError(
+            f"{len(lens)} context_lens want {len(lens) + 1} query_starts and {len(lens)} tables, "
+            f"got {len(starts)} and {len(tables)}",
+            context_lens=len(lens),
+            query_starts=len(starts),
+            tables=len(tables),
+        )
+    rows = np.diff(starts)
+    if starts[0] != 0 or (rows < 0).any():
+        raise UsageError(
+            f"query_starts must rise from 0, got {starts.tolist()}: pass the running sum of each sequence's rows",
+            query_starts=starts.tolist(),
+        )
+    for i in np.flatnonzero(lens < rows):
+        raise UsageError(
+            f"sequence {i} has {rows[i]} query rows but a context of {lens[i]} tokens: its own rows count as context",
+            sequence=int(i),
+            rows=int(rows[i]),
+            context_len=int(lens[i]),
+        )
+    needed = -(-lens // geometry.block_tokens)
+    width = tables.shape[1]
+    for i in np.flatnonzero(needed > width):
+        raise UsageError(
+            f"sequence {i} needs {needed[i]} blocks for {lens[i]} tokens but its table holds {width}: widen tables",
+            sequence=int(i),
+            needed=int(needed[i]),
+            width=width,
+        )
+    used = np.arange(width) < needed[:, np.newaxis]
+    for i, column in np.argwhere(used & ((tables < 0) | (tables >= blocks))):
+        raise UsageError(
+            f"sequence {i} names block {tables[i, column]} at position {column} of its table, "
+            f"but the pool has blocks 0..{blocks - 1}",
+            sequence=int(i),
+            column=int(column),
+            block=int(tables[i, column]),
+            blocks=blocks,
+        )
+    return AttentionBatch(starts, lens, tables)
+
+
+def _copy_int32(name: str, array: NDArray[np.int32], *, dimensions: int) -> NDArray[np.int32]:
+    if array.dtype != np.int32 or array.ndim != dimensions:
+        raise UsageError(
+            f"{name} must be int32 with {dimensions} dimension(s), got {array.dtype} {array.shape}",
+            name=name,
+            dtype=str(array.dtype),
+            shape=array.shape,
+        )
+    return np.array(array, order="C")
+
+
+def _check_operand(name: str, array: NDArray[np.float32], shape: tuple[int, int, int]) -> None:
+    if array.shape != shape or array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise UsageError(
+            f"{name} must be C-contiguous float32 {shape}, got {array.dtype} {array.shape} with strides "
+            f"{array.strides}: pass np.ascontiguousarray({name}, np.float32)",
+            name=name,
+            dtype=str(array.dtype),
+            shape=array.shape,
+            expected=shape,
+        )
+
+
+def _check_geometry(geometry: KVGeometry, heads: int) -> None:
+    if heads < 1 or heads % geometry.kv_heads:
+        raise UsageError(
+            f"{heads} query heads are not a multiple of {geometry.kv_heads} KV heads",
+            heads=heads,
+            kv_heads=geometry.kv_heads,
+        )
+    if geometry.head_dim % 8 or geometry.head_dim > lib.RP_MAX_HEAD_DIM:
+        raise UsageError(
+            f"head_dim {geometry.head_dim} is not a multiple of 8 up to {lib.RP_MAX_HEAD_DIM}: "
+            "the CPU kernel has no path for it",
+            head_dim=geometry.head_dim,
+        )
+    if geometry.itemsize != np.dtype(np.float16).itemsize:
+        raise UsageError(
+            f"the CPU kernel reads fp16, 2 bytes an element, got itemsize {geometry.itemsize}",
+            itemsize=geometry.itemsize,
+        )
+
+
+def _open_error(number: int, threads: int, isa: str) -> UsageError:
+    if number == errno.ENOTSUP:
+        return UsageError(f'isa "{isa}" does not run on this machine: use "auto"', isa=isa)
+    return UsageError(f"{threads} threads could not be started ({os.strerror(number)}): use fewer", threads=threads)
