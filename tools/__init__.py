@@ -1,1 +1,1 @@
-"""The `rockpage` command: one module per subcommand."""
+"""The `rockpage` command: one module per subcommand, and what they share."""

@@ -1,0 +1,117 @@
+"""The plan's arithmetic, against values computed by hand for the reference 1.1B model."""
+
+from __future__ import annotations
+
+import pytest
+
+from hostcache.geometry import KVGeometry
+from npu.ggml import GGMLType
+from npu.gguf import TensorInfo
+from npu.memory_plan import MemoryPlan, resident_weights, staging_bytes
+
+MIB = 2**20
+REFERENCE = KVGeometry(layers=24, kv_heads=2, head_dim=128)
+
+
+def plan(
+    *, ram: int = 4096 * MIB, pool: int = 192 * MIB, context: int | None = None, limit: int | None = None
+) -> MemoryPlan:
+    return MemoryPlan(
+        geometry=REFERENCE,
+        ram_bytes=ram,
+        reserve_bytes=500 * MIB,
+        weights_bytes=1000 * MIB,
+        staging_bytes=24 * MIB,
+        runtime_bytes=84 * MIB,
+        pool_asked=pool,
+        context=context,
+        context_limit=limit,
+    )
+
+
+def test_the_reference_pool_is_512_blocks_of_384_kib() -> None:
+    assert REFERENCE.bytes_per_token == 24 * 1024
+    assert REFERENCE.block_bytes == 384 * 1024
+    assert plan().pool_blocks == 512
+    assert plan().pool_bytes == 192 * MIB
+
+
+def test_256_short_sessions_fit_where_preallocation_holds_4() -> None:
+    assert plan().sessions(32) == 256
+    assert plan().preallocated_sessions(32) == 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "paged", "preallocated"),
+    # 512 blocks over ceil(tokens / 16); 192 MiB over 48 MiB, which is 2048 tokens.
+    [(1, 512, 4), (16, 512, 4), (17, 256, 4), (128, 64, 4), (512, 16, 4), (2048, 4, 4), (4096, 2, 2), (8193, 0, 0)],
+)
+def test_sessions_by_length(tokens: int, paged: int, preallocated: int) -> None:
+    assert plan().sessions(tokens) == paged
+    assert plan().preallocated_sessions(tokens) == preallocated
+
+
+def test_a_pool_takes_whole_blocks_of_what_it_was_given() -> None:
+    almost_two = plan(pool=2 * 384 * 1024 - 1)
+    assert almost_two.pool_blocks == 1
+    assert almost_two.pool_bytes == 384 * 1024
+
+
+def test_the_sum_decides() -> None:
+    exact = plan(ram=(500 + 1000 + 24 + 84 + 192) * MIB)
+    assert exact.needed_bytes == 1800 * MIB
+    assert exact.fits
+    assert exact.pool_limit_bytes == exact.pool_bytes
+    short = plan(ram=1800 * MIB - 1)
+    assert not short.fits
+    # One byte is short, so the largest pool is one block smaller: 511 * 384 KiB = 191.6 MiB.
+    assert short.pool_limit_bytes == 511 * 384 * 1024
+    assert short.obstacles() == ["1800.0 MiB are needed and 1800.0 MiB are there: a pool of 191.6 MiB would fit"]
+
+
+def test_no_pool_fits_beside_weights_that_are_too_large() -> None:
+    tiny = plan(ram=1000 * MIB)
+    assert tiny.pool_limit_bytes == 0
+    assert tiny.obstacles() == ["1800.0 MiB are needed and 1000.0 MiB are there: no pool would fit"]
+
+
+def test_a_pool_below_one_block_is_an_obstacle() -> None:
+    (obstacle,) = plan(pool=384 * 1024 - 1, context=16).obstacles()
+    assert "holds no block" in obstacle
+
+
+def test_a_context_must_fit_into_the_pool() -> None:
+    assert plan(context=8192).fits
+    (obstacle,) = plan(context=8193).obstacles()
+    assert obstacle == (
+        "a context of 8193 tokens takes 513 blocks and the pool has 512: ask for 192.4 MiB or a shorter context"
+    )
+
+
+def test_a_context_must_fit_the_model() -> None:
+    assert plan(context=2048, limit=2048).fits
+    (obstacle,) = plan(context=2049, limit=2048).obstacles()
+    assert obstacle == "a context of 2049 tokens is beyond the 2048 of the model"
+
+
+def test_every_obstacle_is_named() -> None:
+    assert len(plan(ram=1000 * MIB, context=8193, limit=2048).obstacles()) == 3
+
+
+def test_staging_is_six_buffers_of_4096_tokens_and_no_more_with_more_layers() -> None:
+    # One layer, one token: K and V of 2 heads x 128 x 2 bytes = 1 KiB.
+    assert staging_bytes(REFERENCE) == 6 * 4096 * 1024
+    assert staging_bytes(KVGeometry(layers=1, kv_heads=2, head_dim=128)) == 6 * 4096 * 1024
+
+
+def test_weights_count_as_their_kernels_keep_them() -> None:
+    def tensor(kind: GGMLType) -> TensorInfo:
+        return TensorInfo(name=kind.name, shape=(10, 64), type=kind, offset=0, nbytes=kind.bytes_of(640))
+
+    assert resident_weights([tensor(GGMLType.Q4_0)]) == 20 * 24
+    assert resident_weights([tensor(GGMLType.Q4_1)]) == 20 * 28
+    assert resident_weights([tensor(GGMLType.Q8_0)]) == 20 * 40
+    assert resident_weights([tensor(GGMLType.F16)]) == 640 * 4
+    assert resident_weights([tensor(GGMLType.F32), tensor(GGMLType.F32)]) == 2 * 640 * 4
+    # Not runnable, so not packed: 22 bytes per 32 weights, as in the file.
+    assert resident_weights([tensor(GGMLType.Q5_0)]) == 20 * 22

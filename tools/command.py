@@ -1,0 +1,62 @@
+"""What every subcommand has in common: one-line errors, an example in `--help`, and `--json`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NoReturn, Protocol, TypeAlias
+
+__all__ = ["Command", "Parser", "Subparsers", "add_command"]
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, as all errors of the command are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2 and one line on stderr."""
+        self.exit(2, f"rockpage: error: {message} (see: {self.prog} --help)\n")
+
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
+"""What `add_subparsers` returns; argparse has no public name for it and it takes no parameter at run time."""
+
+
+class Command(Protocol):
+    """A module that defines a subcommand."""
+
+    def add_parser(self, subparsers: Subparsers) -> None:
+        """Register the subcommand with `add_command`."""
+
+
+def add_command(
+    subparsers: Subparsers,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    summary: str,
+    example: str,
+) -> Parser:
+    """Register a subcommand.
+
+    Args:
+        subparsers: of the main parser.
+        name: what the user types.
+        run: called with the parsed arguments, returns the exit status. Whatever is slow to import, numpy included,
+            is imported when it runs: `--help` must answer at once.
+        summary: one line for `rockpage --help`.
+        example: command lines for the end of the subcommand's `--help`.
+
+    Returns:
+        The subcommand's parser, which already has `--json`, to add options to.
+    """
+    parser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=summary[:1].upper() + summary[1:] + ".",
+        epilog="example:\n" + "\n".join(f"  {line}" for line in example.splitlines()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # scripts that abbreviate an option break when another is added
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(run=run)
+    return parser

@@ -1,0 +1,100 @@
+"""Entry point of the `rockpage` command: parses, dispatches, and turns failures into one line and a status.
+
+Exit status: 0 done; 1 the answer is no (a model does not fit); 2 bad input or a failure, with one line on stderr;
+130 interrupted by Ctrl-C; 141 whoever read our output has gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from . import plan
+from .command import Command, Parser
+from .terminal import preserved_terminal
+
+__all__ = ["main"]
+
+COMMANDS: tuple[Command, ...] = (plan,)
+"""The subcommands, in the order of `--help`."""
+
+INTERRUPTED = 128 + 2
+"""What a shell reports for a process that SIGINT ended."""
+
+READER_GONE = 128 + 13
+"""What a shell reports for a process that SIGPIPE ended."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: arguments without the program's name; None takes the process's own.
+
+    Returns:
+        The exit status. `ROCKPAGE_DEBUG=1` in the environment lets failures through with their traceback.
+
+    Raises:
+        SystemExit: by argparse, after `--help`, `--version` or a usage error.
+    """
+    with preserved_terminal():
+        try:
+            args = _parser().parse_args(argv)
+            status: int = args.run(args)
+            sys.stdout.flush()  # a broken pipe must show here, where it is handled, not at exit
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            return INTERRUPTED
+        except BrokenPipeError:
+            # Python flushes stdout once more at exit; what it still holds has nowhere to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return READER_GONE
+        except Exception as error:
+            message = _explain(error)
+            if message is None or os.environ.get("ROCKPAGE_DEBUG") == "1":
+                raise
+            sys.stderr.write(f"rockpage: error: {message}\n")
+            return 2
+    return status
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="rockpage",
+        description="Paged KV cache for small language models on RK3588 boards, and its emulation elsewhere.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser
+
+
+def _explain(error: Exception) -> str | None:
+    """One line for a failure that is the input's or the system's; None for a bug of ours."""
+    from hostcache.errors import RockpageError
+
+    if isinstance(error, RockpageError):
+        text = str(error)
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    else:
+        return None
+    # Names from a damaged file may hold line breaks or terminal escapes.
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+
+
+class _Version(argparse.Action):
+    """Prints the installed version; looked up only when asked for, since that reads the file system."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:  # noqa: A002 - argparse's name
+        super().__init__(option_strings, dest, nargs=0, help=help or "print the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"rockpage {version('rockpage')}")
+        parser.exit()

@@ -1,0 +1,176 @@
+"""`rockpage plan`: what fits into a board's memory, from metadata alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING
+
+from .command import Subparsers, add_command
+from .units import format_mib, parse_size
+
+if TYPE_CHECKING:
+    from hostcache.geometry import KVGeometry
+    from npu.memory_plan import MemoryPlan
+
+__all__ = ["add_parser", "run"]
+
+SESSION_TOKENS = (128, 512, 2048)
+"""Lengths for which sessions are counted."""
+
+LONGEST_COUNT = 9
+"""Digits of a count: no model or context comes near, and arithmetic on it stays small."""
+
+EXAMPLE = """\
+rockpage plan model.gguf --ram 4GiB --pool 256MiB
+rockpage plan --geometry layers=24,kv_heads=2,head_dim=128 --weights 1.1GB --ram 4GiB"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Register `rockpage plan`."""
+    parser = add_command(
+        subparsers,
+        "plan",
+        run,
+        summary="say what fits into a board's memory, by metadata alone; exit 1 if it does not",
+        example=EXAMPLE,
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file; only its header is read")
+    parser.add_argument(
+        "--geometry", type=parse_geometry, metavar="layers=N,kv_heads=N,head_dim=N", help="in place of MODEL"
+    )
+    parser.add_argument("--weights", type=parse_size, metavar="SIZE", help="bytes of the weights; goes with --geometry")
+    parser.add_argument("--ram", type=parse_size, metavar="SIZE", help="memory of the board (default: this machine's)")
+    # argparse passes a default that is a string through `type`.
+    parser.add_argument(
+        "--reserve",
+        type=parse_size,
+        default="512MiB",
+        metavar="SIZE",
+        help="left to the kernel and other programs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pool", type=parse_size, default="192MiB", metavar="SIZE", help="the KV pool (default: %(default)s)"
+    )
+    parser.add_argument("--context", type=parse_count, metavar="TOKENS", help="what one session must be able to hold")
+
+
+def parse_geometry(text: str) -> KVGeometry:
+    """Read `layers=24,kv_heads=2,head_dim=128`.
+
+    Raises:
+        argparse.ArgumentTypeError: a field is missing, repeated, unknown, or not a positive integer.
+    """
+    from hostcache.geometry import KVGeometry
+
+    fields = [part.partition("=")[::2] for part in text.split(",")]
+    if sorted(name for name, _ in fields) != ["head_dim", "kv_heads", "layers"]:
+        raise argparse.ArgumentTypeError(f"'{text}' must give layers, kv_heads and head_dim, each once")
+    return KVGeometry(**{name: parse_count(value) for name, value in fields})
+
+
+def parse_count(text: str) -> int:
+    """Read a positive decimal integer.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_COUNT and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; 0 if it fits, 1 if not.
+
+    Raises:
+        UsageError: neither or both of MODEL and --geometry, or --weights without its partner.
+        ModelError: the file is damaged or of a kind rockpage does not run.
+    """
+    plan = _plan(args)
+    obstacles = plan.obstacles()
+    if args.json:
+        print(json.dumps(_as_json(plan, obstacles)))
+    else:
+        print(_as_text(plan, obstacles))
+    return 1 if obstacles else 0
+
+
+def _plan(args: argparse.Namespace) -> MemoryPlan:
+    from hostcache.errors import UsageError
+    from npu.gguf import GGUFFile
+    from npu.memory_plan import MemoryPlan, resident_weights, staging_bytes
+    from npu.model import ModelConfig
+
+    if (args.model is None) != (args.geometry is not None) or (args.geometry is None) != (args.weights is None):
+        raise UsageError("plan needs either a MODEL, or --geometry together with --weights")
+    if args.geometry is not None:
+        geometry, weights, context_limit = args.geometry, args.weights, None
+    else:
+        with GGUFFile.open(args.model) as gguf:
+            config = ModelConfig.from_gguf(gguf)
+            geometry, context_limit = config.geometry, config.context_length
+            weights = resident_weights(gguf.tensors.values())
+    return MemoryPlan(
+        geometry=geometry,
+        ram_bytes=args.ram or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        reserve_bytes=args.reserve,
+        weights_bytes=weights,
+        staging_bytes=staging_bytes(geometry),
+        pool_asked=args.pool,
+        context=args.context,
+        context_limit=context_limit,
+    )
+
+
+def _as_json(plan: MemoryPlan, obstacles: list[str]) -> dict[str, object]:
+    return {
+        "fits": not obstacles,
+        "obstacles": obstacles,
+        "ram_bytes": plan.ram_bytes,
+        "reserve_bytes": plan.reserve_bytes,
+        "weights_bytes": plan.weights_bytes,
+        "runtime_bytes": plan.runtime_bytes,
+        "staging_bytes": plan.staging_bytes,
+        "pool_bytes": plan.pool_bytes,
+        "pool_blocks": plan.pool_blocks,
+        "pool_limit_bytes": plan.pool_limit_bytes,
+        "needed_bytes": plan.needed_bytes,
+        "bytes_per_token": plan.geometry.bytes_per_token,
+        "block_bytes": plan.geometry.block_bytes,
+        "sessions": {
+            str(tokens): {"paged": plan.sessions(tokens), "preallocated": plan.preallocated_sessions(tokens)}
+            for tokens in SESSION_TOKENS
+        },
+    }
+
+
+def _as_text(plan: MemoryPlan, obstacles: list[str]) -> str:
+    geometry = plan.geometry
+    sizes = [
+        ("weights", plan.weights_bytes),
+        ("runtime", plan.runtime_bytes),
+        ("staging", plan.staging_bytes),
+        (f"KV pool, {plan.pool_blocks} blocks", plan.pool_bytes),
+        ("left to the system", plan.reserve_bytes),
+        ("needed", plan.needed_bytes),
+        ("RAM", plan.ram_bytes),
+        ("largest pool that fits", plan.pool_limit_bytes),
+    ]
+    lines = [
+        f"{geometry.layers} layers, {geometry.kv_heads} KV heads of {geometry.head_dim}, fp16: "
+        f"{geometry.bytes_per_token / 2**10:.1f} KiB a token, {geometry.block_bytes / 2**10:.1f} KiB a block",
+        "",
+        *(f"{name:<24}{format_mib(size):>16}" for name, size in sizes),
+        "",
+        f"{'sessions at once':<24}{'paged':>8}{'preallocated':>16}",
+        *(
+            f"{f'of {tokens} tokens':<24}{plan.sessions(tokens):>8}{plan.preallocated_sessions(tokens):>16}"
+            for tokens in SESSION_TOKENS
+        ),
+        "",
+        "it fits" if not obstacles else "it does not fit",
+        *(f"- {obstacle}" for obstacle in obstacles),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,66 @@
+"""The user's terminal: left as it was found, and a progress bar for those who watch."""
+
+from __future__ import annotations
+
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from .units import format_mib
+
+__all__ = ["ProgressBar", "preserved_terminal"]
+
+BAR_WIDTH = 30
+REDRAW_SECONDS = 0.2  # slow enough for a serial line: 80 characters at 9600 baud take 0.08 s
+
+
+@contextmanager
+def preserved_terminal() -> Iterator[None]:
+    """Put the terminal's modes back at the end, however the block ends."""
+    try:
+        descriptor = sys.stdin.fileno()
+        modes = termios.tcgetattr(descriptor)
+    except (AttributeError, OSError, ValueError, termios.error):  # no stdin, closed, or not a terminal
+        yield
+        return
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, modes)
+
+
+class ProgressBar:
+    """A line on stderr that follows a number of bytes; silent where stderr is no terminal.
+
+    Args:
+        label: what is going on.
+        stream: where to draw; stderr by default, so that stdout stays clean.
+        shown: False never draws.
+    """
+
+    def __init__(self, label: str, *, stream: TextIO | None = None, shown: bool = True) -> None:
+        self._label = label
+        self._stream = sys.stderr if stream is None else stream
+        self._shown = shown and self._stream.isatty()
+        self._drawn_at = 0.0
+
+    def update(self, done: int, total: int) -> None:
+        """Draw `done` of `total` bytes, at most a few times a second."""
+        now = time.monotonic()
+        if not self._shown or (now - self._drawn_at < REDRAW_SECONDS and done < total):
+            return
+        self._drawn_at = now
+        filled = BAR_WIDTH * min(done, total) // max(total, 1)
+        bar = "#" * filled + "." * (BAR_WIDTH - filled)
+        self._stream.write(f"\r{self._label} [{bar}] {format_mib(done)} of {format_mib(total)}")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """End the line, if one was drawn."""
+        if self._drawn_at:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._drawn_at = 0.0
