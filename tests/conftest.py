@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from tools.demo_model import demo_model_path
+
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
-    """The demo model's GGUF; there is no skipping: without it the numbers of this project are unproven."""
-    path = os.environ.get("ROCKPAGE_TEST_MODEL")
-    if path is None:
-        pytest.fail("set ROCKPAGE_TEST_MODEL to SmolLM2-135M-Instruct.Q4_1.gguf")
-    return Path(path)
+    """The demo model's GGUF, fetched as the demo fetches it. No skipping: without it the numbers are unproven."""
+    return demo_model_path(progress=False)

@@ -22,7 +22,9 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Command(Protocol):
-    """A module that defines a subcommand."""
+    """A module that defines the subcommand it is named after."""
+
+    __name__: str
 
     def add_parser(self, subparsers: Subparsers) -> None:
         """Register the subcommand with `add_command`."""

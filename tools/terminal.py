@@ -58,9 +58,11 @@ class ProgressBar:
         self._stream.write(f"\r{self._label} [{bar}] {format_mib(done)} of {format_mib(total)}")
         self._stream.flush()
 
-    def close(self) -> None:
-        """End the line, if one was drawn."""
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the line, if one was drawn, so that what comes next starts on its own."""
         if self._drawn_at:
             self._stream.write("\n")
             self._stream.flush()
-            self._drawn_at = 0.0

@@ -1,0 +1,106 @@
+"""`rockpage plan`: its JSON and its text, against values computed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.main import main
+
+
+def test_plan_answers_in_json_and_by_status(capsys: pytest.CaptureFixture[str]) -> None:
+    reference = ["plan", "--json", "--geometry", "layers=24,kv_heads=2,head_dim=128", "--weights", "1.1GB"]
+    assert main([*reference, "--ram", "4GiB"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["fits"] is True
+    assert answer["weights_bytes"] == 1_100_000_000
+    assert answer["pool_bytes"] == 192 * 2**20
+    assert answer["bytes_per_token"] == 24 * 2**10
+    assert answer["block_bytes"] == 384 * 2**10
+    assert answer["staging_bytes"] == 24 * 2**20
+    # 512 blocks over 8, 32 and 128 blocks a session; 192 MiB over 48 MiB.
+    assert answer["sessions"] == {
+        "128": {"paged": 64, "preallocated": 4},
+        "512": {"paged": 16, "preallocated": 4},
+        "2048": {"paged": 4, "preallocated": 4},
+    }
+    assert main([*reference, "--ram", "1GiB"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["fits"] is False
+    assert answer["obstacles"] == [
+        f"{answer['needed_bytes'] / 2**20:.1f} MiB are needed and 1024.0 MiB are there: no pool would fit"
+    ]
+
+
+def test_plan_in_text_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--geometry", "layers=24,kv_heads=2,head_dim=128", "--weights", "1GiB", "--ram", "4GiB"]
+    assert main([*arguments, "--context", "8192"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "24 layers, 2 KV heads of 128, fp16: 24.0 KiB a token, 384.0 KiB a block"
+    assert "KV pool, 512 blocks            192.0 MiB" in lines
+    assert "of 128 tokens                 64               4" in lines
+    assert lines[-1] == "it fits"
+    assert max(map(len, lines)) < 80
+    assert main([*arguments, "--context", "8193"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2] == "it does not fit"
+    assert lines[-1].startswith("- a context of 8193 tokens takes 513 blocks and the pool has 512")
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        "",
+        "layers=24",
+        "layers=24,kv_heads=2",
+        "layers=24,kv_heads=2,head_dim=0",
+        "layers=24,kv_heads=2,head_dim=x",
+        "layers=-1,kv_heads=2,head_dim=8",
+        "layers=1,layers=1,kv_heads=2,head_dim=8",
+        "layers=1,kv_heads=2,head_dim=8,depth=3",
+    ],
+)
+def test_a_geometry_is_read_strictly(capsys: pytest.CaptureFixture[str], geometry: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "--geometry", geometry, "--weights", "1GB"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("rockpage: error: argument --geometry: '")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--geometry", "layers=1,kv_heads=1,head_dim=1"],
+        ["--weights", "1GB"],
+        ["model.gguf", "--weights", "1GB"],
+        ["model.gguf", "--geometry", "layers=1,kv_heads=1,head_dim=1"],
+        ["model.gguf", "--geometry", "layers=1,kv_heads=1,head_dim=1", "--weights", "1GB"],
+    ],
+)
+def test_plan_wants_a_model_or_a_geometry(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main(["plan", *arguments]) == 2
+    assert (
+        capsys.readouterr().err == "rockpage: error: plan needs either a MODEL, or --geometry together with --weights\n"
+    )
+
+
+def test_plan_reads_a_real_model(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(demo_model), "--ram", "4GiB", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["bytes_per_token"] == 30 * 2 * 3 * 64 * 2
+    assert main(["plan", str(demo_model), "--ram", "4GiB", "--context", "8193", "--pool", "1GiB"]) == 1
+    assert "beyond the 8192 of the model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", b"GGUF"])
+def test_plan_of_something_else_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content)
+    assert main(["plan", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("rockpage: error: ")
+    assert "x.gguf" in err
+    assert err.count("\n") == 1
