@@ -123,7 +123,8 @@ void rp_attend(rp_attention *self, const rp_attention_step *step, int64_t layer_
         .out = out,
         .units = step->tile_starts[step->sequences] * step->kv_heads,
     };
-    rp_threads_run(&self->threads, attend_units, &call, call.units - 1);
+    const int32_t threads = step->threads < call.units ? step->threads : call.units;
+    rp_threads_run(&self->threads, attend_units, &call, threads - 1);
 }
 
 void rp_attention_close(rp_attention *self)

@@ -16,6 +16,7 @@ typedef struct {
     int32_t group;                 /* query heads per KV head */
     int32_t head_dim;              /* a multiple of 8, at most RP_MAX_HEAD_DIM */
     float scale;                   /* of the scores: head_dim ** -0.5 */
+    int32_t threads;               /* to use for a call, the caller's included; at most the runtime's */
     int32_t sequences;
     int32_t table_width;           /* block ids in a row of tables */
     const int32_t *query_starts;   /* [sequences + 1] rows of q before sequence i */

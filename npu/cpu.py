@@ -18,6 +18,13 @@ from .attention import AttentionBatch
 __all__ = ["BlockMemory", "CpuAttention", "copy_checked"]
 
 
+_MAX_THREADS = 256
+"""More than any machine this runs on has cores; keeps a slip of the pen from taking 51 KiB of scratch a thread."""
+
+_WORTH_A_THREAD = 1 << 19
+"""Multiply-adds that pay for waking a thread: about 10 us of work on an x86-64 core, where a wake-up costs about 5."""
+
+
 class BlockMemory(Protocol):
     """What a runtime reads of the cache; `PagedKVCache` is one."""
 
@@ -62,8 +69,8 @@ class CpuAttention:
     def __init__(self, cache: BlockMemory, heads: int, threads: int = 1, *, isa: str = "auto") -> None:
         geometry = cache.geometry
         _check_geometry(geometry, heads)
-        if threads < 1:
-            raise UsageError(f"threads must be at least 1, got {threads}", threads=threads)
+        if not 1 <= threads <= _MAX_THREADS:
+            raise UsageError(f"threads must be 1..{_MAX_THREADS}, got {threads}", threads=threads)
         runtime = lib.rp_attention_open(threads, isa.encode())
         if runtime == ffi.NULL:
             raise _open_error(ffi.errno, threads, isa)
@@ -73,6 +80,7 @@ class CpuAttention:
         self._geometry = geometry
         self._blocks = cache.blocks
         self._heads = heads
+        self._threads = threads
         self._pool = ffi.from_buffer("uint8_t[]", cache.buffer)
         self._step = ffi.new("rp_attention_step *")
         self._step.pool = self._pool
@@ -100,10 +108,12 @@ class CpuAttention:
         checked = copy_checked(batch, self._geometry, self._blocks)
 
         step = self._step
-        tiles = -(-np.diff(checked.query_starts) * step.group // lib.RP_TILE_ROWS)
+        rows = np.diff(checked.query_starts)
+        tiles = -(-rows * step.group // lib.RP_TILE_ROWS)
         self._tile_starts = np.zeros(checked.sequences + 1, np.int32)
         np.cumsum(tiles, out=self._tile_starts[1:])
         # The struct does not keep these alive; self._batch and self._tile_starts do, until the next step.
+        step.threads = self._threads_worth_waking(rows, checked.context_lens)
         step.sequences = checked.sequences
         step.table_width = checked.tables.shape[1]
         step.query_starts = ffi.from_buffer("int32_t[]", checked.query_starts)
@@ -131,6 +141,8 @@ class CpuAttention:
         shape = (self._batch.rows, self._heads, self._geometry.head_dim)
         _check_operand("q", q, shape)
         _check_operand("out", out, shape)
+        if not out.flags.writeable:
+            raise UsageError("out is read-only: pass an array that owns writable memory")
         lib.rp_attend(
             self._runtime,
             self._step,
@@ -156,6 +168,11 @@ class CpuAttention:
         self._batch = None
         ffi.release(self._runtime)
         ffi.release(self._pool)
+
+    def _threads_worth_waking(self, rows: NDArray[np.int32], context_lens: NDArray[np.int32]) -> int:
+        """For one layer's K and V; causality is left out, for it halves the work at most."""
+        multiply_adds = int(rows @ context_lens.astype(np.int64)) * 2 * self._heads * self._geometry.head_dim
+        return min(self._threads, 1 + multiply_adds // _WORTH_A_THREAD)
 
     def _check_open(self) -> None:
         if self._closed:
