@@ -1,1 +1,34 @@
 """Where KV lives: geometry, memory region, block pool, block tables, prefix cache and scheduler."""
+
+from .blocks import BlockPool, Fence
+from .cache import PagedKVCache
+from .geometry import BLOCK_TOKENS, KVGeometry
+from .prefix import Namespace, PrefixCache, PrefixHit, PrefixNode
+from .region import Region, available_bytes
+from .request import FinishReason, Request, RequestState
+from .scheduler import Scheduler, SchedulerConfig, SchedulerStats
+from .step import Chunk, StepPlan
+from .table import BlockTable
+
+__all__ = [
+    "BLOCK_TOKENS",
+    "BlockPool",
+    "BlockTable",
+    "Chunk",
+    "Fence",
+    "FinishReason",
+    "KVGeometry",
+    "Namespace",
+    "PagedKVCache",
+    "PrefixCache",
+    "PrefixHit",
+    "PrefixNode",
+    "Region",
+    "Request",
+    "RequestState",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerStats",
+    "StepPlan",
+    "available_bytes",
+]

@@ -1,0 +1,177 @@
+"""The pool's bytes: one region cut into blocks, written token by token, copied block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._kv import ffi, lib
+from .blocks import BlockPool
+from .errors import UsageError
+from .geometry import KVGeometry
+from .region import Region
+from .table import BlockTable
+
+__all__ = ["PagedKVCache"]
+
+
+class PagedKVCache:
+    """A region of memory seen as blocks of fp16 keys and values, with the pool that says who owns them.
+
+    Args:
+        geometry: shape of the model's KV.
+        region: memory to use; the cache owns it from now on and gives it back at `close()`.
+
+    Attributes:
+        geometry: as given.
+        blocks: blocks that fit into the region.
+        pool: their reference counts.
+        buffer: uint8, the whole region; blocks start at multiples of `geometry.block_bytes`.
+
+    Raises:
+        UsageError: the region is smaller than one block.
+    """
+
+    def __init__(self, geometry: KVGeometry, region: Region) -> None:
+        self.geometry = geometry
+        self.blocks = region.nbytes // geometry.block_bytes
+        if self.blocks < 1:
+            raise UsageError(
+                f"a pool of {region.nbytes} bytes does not hold one block of {geometry.block_bytes} bytes: "
+                "give it at least that much",
+                pool_bytes=region.nbytes,
+                block_bytes=geometry.block_bytes,
+            )
+        self.pool = BlockPool(self.blocks, geometry.block_tokens)
+        self.buffer: NDArray[np.uint8] = region.buffer
+        self._region = region
+        self._base = ffi.from_buffer("uint8_t[]", region.buffer, require_writable=True)
+
+    @classmethod
+    def create(cls, geometry: KVGeometry, nbytes: int) -> PagedKVCache:
+        """Take an anonymous region of at most `nbytes`, a whole number of blocks.
+
+        Raises:
+            UsageError: not even one block fits.
+            RegionError: the memory is not there.
+        """
+        blocks = nbytes // geometry.block_bytes
+        if blocks < 1:
+            raise UsageError(
+                f"a pool of {nbytes} bytes does not hold one block of {geometry.block_bytes} bytes: "
+                "give it at least that much",
+                pool_bytes=nbytes,
+                block_bytes=geometry.block_bytes,
+            )
+        return cls(geometry, Region.anonymous(blocks * geometry.block_bytes))
+
+    def table(self) -> BlockTable:
+        """An empty block table over this cache."""
+        return BlockTable(self.pool, self.copy_block)
+
+    def write(
+        self, layer: int, slots: NDArray[np.int64], keys: NDArray[np.float32], values: NDArray[np.float32]
+    ) -> None:
+        """Scatter one layer's keys and values into their slots, rounded to fp16.
+
+        The caller owns the slots: they belong to blocks that only one table refers to.
+
+        Args:
+            layer: layer index.
+            slots: int64 `[rows]`; a negative slot skips its row.
+            keys: float32 `[rows, kv_heads, head_dim]`, C-contiguous, rotated.
+            values: float32 `[rows, kv_heads, head_dim]`, C-contiguous.
+
+        Raises:
+            UsageError: a shape, a dtype, the layer or a slot does not fit; nothing was written.
+        """
+        geometry = self.geometry
+        rows = len(slots)
+        expected = (rows, geometry.kv_heads, geometry.head_dim)
+        for name, array, shape, dtype in (
+            ("slots", slots, (rows,), np.int64),
+            ("keys", keys, expected, np.float32),
+            ("values", values, expected, np.float32),
+        ):
+            if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
+                raise UsageError(
+                    f"{name} must be contiguous {np.dtype(dtype).name} {shape}, got {array.dtype} {array.shape}",
+                    name=name,
+                    shape=array.shape,
+                )
+        if rows and not (0 <= layer < geometry.layers and int(slots.max()) < self.blocks * geometry.block_tokens):
+            raise UsageError(
+                f"layer {layer} or slot {int(slots.max())} is outside {geometry.layers} layers of {self.blocks} blocks",
+                layer=layer,
+            )
+        lib.rp_kv_write(
+            self._base,
+            geometry.block_bytes,
+            layer * geometry.layer_bytes,
+            geometry.kv_bytes,
+            geometry.block_tokens,
+            geometry.kv_heads,
+            geometry.head_dim,
+            ffi.from_buffer("int64_t[]", slots),
+            rows,
+            ffi.from_buffer("float[]", keys),
+            geometry.kv_heads * geometry.head_dim,
+            ffi.from_buffer("float[]", values),
+            geometry.kv_heads * geometry.head_dim,
+        )
+
+    def copy_block(self, source: int, destination: int, tokens: int) -> None:
+        """Copy the first `tokens` tokens of a block, all layers and heads.
+
+        Raises:
+            UsageError: a block or the count is out of range.
+        """
+        geometry = self.geometry
+        in_range = 0 <= source < self.blocks and 0 <= destination < self.blocks
+        if not in_range or not 0 <= tokens <= geometry.block_tokens:
+            raise UsageError(
+                f"cannot copy {tokens} tokens from block {source} to {destination} of {self.blocks}",
+                source=source,
+                destination=destination,
+                tokens=tokens,
+            )
+        lib.rp_kv_copy_block(
+            self._base,
+            geometry.block_bytes,
+            geometry.row_bytes,
+            geometry.layers * 2 * geometry.kv_heads,
+            geometry.head_dim * geometry.itemsize,
+            source,
+            destination,
+            tokens,
+        )
+
+    def read(self, layer: int, blocks: Sequence[int], tokens: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+        """Copy out one layer's keys and values of a table's first tokens: for tests and tools, not for a hot path.
+
+        Args:
+            layer: layer index.
+            blocks: block ids, first position first.
+            tokens: how many tokens to read.
+
+        Returns:
+            Keys and values, fp16 `[tokens, kv_heads, head_dim]`, owned by the caller.
+        """
+        geometry = self.geometry
+        shape = (geometry.layers, 2, geometry.kv_heads, geometry.block_tokens, geometry.head_dim)
+        whole = self.buffer[: self.blocks * geometry.block_bytes].view(np.float16).reshape(self.blocks, *shape)
+        picked = whole[list(blocks), layer]  # a copy: [n, 2, kv_heads, block_tokens, head_dim]
+        flat = picked.transpose(1, 0, 3, 2, 4).reshape(2, -1, geometry.kv_heads, geometry.head_dim)
+        return flat[0, :tokens].copy(), flat[1, :tokens].copy()
+
+    def close(self) -> None:
+        """Give the region back.
+
+        Raises:
+            RegionError: somebody still holds a view of `buffer`.
+        """
+        ffi.release(self._base)
+        self.buffer = np.empty(0, dtype=np.uint8)
+        self._region.close()

@@ -1,0 +1,250 @@
+"""A shadow of the pool: every physical slot remembers the exact tokens it was computed for.
+
+No model runs. The K and V written for a token encode a digest of the whole prefix that ends with it, into the real
+region through the real write path. Before a step "attends", every slot it would read is compared with the digest
+of the tokens it should have been computed for. So stale, foreign, misplaced or lost KV is seen whatever caused it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.blocks import Fence
+from hostcache.cache import PagedKVCache
+from hostcache.errors import RequestFailed, RequestRefused
+from hostcache.geometry import KVGeometry
+from hostcache.prefix import Namespace, PrefixCache
+from hostcache.region import Region
+from hostcache.request import FinishReason, Request, RequestState
+from hostcache.scheduler import Scheduler, SchedulerConfig
+from hostcache.step import StepPlan
+
+HEAD_DIM = 8
+DIGEST_VALUES = 2 * HEAD_DIM  # K and V of one head
+NAMESPACES = (Namespace("model"), Namespace("model", salt="tenant"), Namespace("model", prompt_version="2"))
+
+
+class Fault(AssertionError):
+    """The shadow disagrees with the cache."""
+
+
+def digest_rows(namespace: Namespace, tokens: NDArray[np.int32], known: list[bytes]) -> list[bytes]:
+    """Extend `known`, the digests of the first tokens, to all tokens. Each digest covers everything before it."""
+    for position in range(len(known), len(tokens)):
+        before = known[position - 1] if position else repr(namespace).encode()
+        known.append(hashlib.blake2b(before + int(tokens[position]).to_bytes(4, "little"), digest_size=32).digest())
+    return known
+
+
+def values_of(digests: list[bytes]) -> NDArray[np.float32]:
+    """Digests as `[n, 16]` integers below 2048, which fp16 holds exactly."""
+    packed = np.frombuffer(b"".join(digests), dtype=np.uint16).reshape(-1, DIGEST_VALUES)
+    return (packed & 2047).astype(np.float32)
+
+
+@dataclass
+class HeldFence:
+    """A fence with a copy of what its blocks held: nothing may change until it is released."""
+
+    fence: Fence
+    blocks: list[int]
+    content: NDArray[np.uint8]
+    steps: int
+
+
+@dataclass
+class ShadowEngine:
+    """Drives a scheduler with random traffic and checks every slot before it is read."""
+
+    seed: int
+    block_tokens: int = 4
+    blocks: int = 16
+    random: random.Random = field(init=False)
+    digests: dict[int, list[bytes]] = field(default_factory=dict, init=False)
+    fences: list[HeldFence] = field(default_factory=list, init=False)
+    live: list[Request] = field(default_factory=list, init=False)
+    seen: Counter[str] = field(default_factory=Counter, init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        geometry = KVGeometry(layers=1, kv_heads=1, head_dim=HEAD_DIM, block_tokens=self.block_tokens)
+        self.cache = PagedKVCache(geometry, Region.anonymous(self.blocks * geometry.block_bytes))
+        self.prefix = PrefixCache(self.cache.pool)
+        config = SchedulerConfig(
+            context_length=self.blocks * self.block_tokens + 8,
+            max_rows=self.random.choice((8, 16, 40)),
+            max_sequences=self.random.choice((1, 3, 8)),
+            prefill_chunk=self.random.choice((1, 3, 4, 7, 64)),
+        )
+        self.scheduler = Scheduler(self.cache, self.prefix, config)
+        self.memory = self.cache.buffer.view(np.float16).reshape(self.blocks, 2, self.block_tokens, HEAD_DIM)
+
+    def run(self, steps: int) -> None:
+        """`steps` rounds of random events, a step, and every check; then everything ends and nothing is left."""
+        for _ in range(steps):
+            self.random_event()
+            self.step()
+            self.check()
+        for request in self.live:
+            self.scheduler.end(request, FinishReason.ABORTED)
+        for held in self.fences:
+            held.fence.release()
+        self.fences.clear()
+        self.check()
+        pool = self.cache.pool
+        if pool.used or pool.fenced:
+            raise Fault(f"{pool.used} blocks used and {pool.fenced} fenced after every request has ended")
+        self.prefix.invalidate()
+        if pool.free != pool.total or self.prefix.nodes:
+            raise Fault(f"{pool.free} of {pool.total} blocks free after everything was forgotten")
+
+    def random_event(self) -> None:
+        draw = self.random.random()
+        if draw < 0.45 and len(self.scheduler.waiting) < 4:
+            self.submit()
+        elif draw < 0.52 and self.live:
+            self.abort("between steps")
+        elif draw < 0.60:
+            self.fork()
+        elif draw < 0.61:
+            self.seen["invalidated"] += self.prefix.invalidate(namespace=self.random.choice(NAMESPACES)) > 0
+        elif draw < 0.66:
+            self.hold_fence()
+
+    def submit(self) -> None:
+        """A prompt over two tokens and few lengths: beginnings coincide all the time."""
+        length = self.random.randint(1, self.random.choice((4, 9, 30, self.blocks * self.block_tokens + 4)))
+        tokens = np.array([self.random.choice((0, 0, 0, 1)) for _ in range(length)], dtype=np.int32)
+        try:
+            request = self.scheduler.submit(tokens, self.random.choice(NAMESPACES), self.random.randint(1, 30))
+        except RequestRefused:
+            self.seen["refused"] += 1
+            return
+        self.digests[request.id] = []
+        self.live.append(request)
+
+    def abort(self, when: str) -> None:
+        request = self.random.choice(self.live)
+        self.seen[f"aborted {request.state.value} {when}"] += 1
+        self.scheduler.end(request, FinishReason.ABORTED)
+
+    def fork(self) -> None:
+        parents = [request for request in self.scheduler.running if len(self.scheduler.running) < 12]
+        if parents:
+            parent = self.random.choice(parents)
+            child = self.scheduler.fork(parent)
+            self.digests[child.id] = list(self.digests[parent.id])
+            self.live.append(child)
+            self.seen["forked"] += 1
+
+    def hold_fence(self) -> None:
+        """Pretend that an asynchronous copy reads some sequence's blocks for a few steps."""
+        readable = [request for request in self.scheduler.running if request.computed]
+        if readable and len(self.fences) < 2:
+            request = self.random.choice(readable)
+            full = request.table.blocks[: request.computed // self.block_tokens]
+            if full:
+                fence = self.cache.pool.fence(full)
+                self.fences.append(HeldFence(fence, list(full), self.memory[full].copy().view(np.uint8), 3))
+
+    def step(self) -> None:
+        plan = self.scheduler.schedule()
+        if not plan.rows:
+            return
+        self.check_reads(plan)
+        self.write(plan)
+        if self.random.random() < 0.05 and self.live:
+            self.abort("in flight")
+        if self.random.random() < 0.03:
+            self.scheduler.rollback(plan)
+            self.seen["rolled back"] += 1
+            return
+        tokens = [self.next_token(request) for request in plan.sampling]
+        stops = [self.random.random() < 0.02 for _ in tokens]
+        self.scheduler.commit(plan, tokens, stops)
+
+    def check_reads(self, plan: StepPlan) -> None:
+        """Everything that attention would read besides this step's own rows."""
+        for index, chunk in enumerate(plan.chunks):
+            request, size = chunk.request, self.block_tokens
+            digests = digest_rows(request.namespace, request.tokens, self.digests[request.id])
+            used = -(-chunk.start // size)
+            rows = self.memory[plan.tables[index, :used]].transpose(0, 2, 1, 3).reshape(-1, DIGEST_VALUES)
+            if chunk.start and not np.array_equal(rows[: chunk.start], values_of(digests[: chunk.start])):
+                bad = int(np.flatnonzero((rows[: chunk.start] != values_of(digests[: chunk.start])).any(axis=1))[0])
+                raise Fault(f"request {request.id} would read KV at {bad} that was computed for other tokens")
+            if chunk.start + chunk.count > request.length or chunk.count < 1:
+                raise Fault(f"request {request.id} computes {chunk.start}+{chunk.count} of {request.length} tokens")
+            if chunk.samples != (chunk.start + chunk.count == request.length):
+                raise Fault(f"request {request.id} samples before its last token")
+            for key in ("hit", "preempted") if request.preemptions else ("hit",):
+                self.seen[key] += bool(request.hit_tokens)
+
+    def write(self, plan: StepPlan) -> None:
+        """Write this step's K and V where the plan says, and check that nobody else reads there."""
+        values = np.concatenate(
+            [
+                values_of(self.digests[chunk.request.id][chunk.start : chunk.start + chunk.count])
+                for chunk in plan.chunks
+            ]
+        )
+        expected = np.concatenate(
+            [chunk.request.buffer[chunk.start : chunk.start + chunk.count] for chunk in plan.chunks]
+        )
+        if not np.array_equal(plan.tokens, expected) or len(set(plan.slots.tolist())) != plan.rows:
+            raise Fault("the plan's rows are not the chunks' tokens, or two rows share a slot")
+        for block in set((plan.slots // self.block_tokens).tolist()):
+            if not self.cache.pool.writable(block):
+                raise Fault(f"block {block} is written while it is shared or kept")
+        keys, second = values[:, None, :HEAD_DIM], values[:, None, HEAD_DIM:]
+        self.cache.write(0, plan.slots, np.ascontiguousarray(keys), np.ascontiguousarray(second))
+
+    def next_token(self, request: Request) -> int:
+        """A function of the whole prefix, read back from the last slot: wrong KV gives wrong text."""
+        position = request.length - 1
+        block, offset = request.table.blocks[position // self.block_tokens], position % self.block_tokens
+        return int(self.memory[block, 0, offset, 0]) % 8 == 0
+
+    def check(self) -> None:
+        """Conservation, the tree, the references, and the fences."""
+        pool = self.cache.pool
+        pool.check()
+        self.prefix.check()
+        if pool.free + pool.cached + pool.fenced + pool.used != pool.total:
+            raise Fault("the pool's counts do not add up")
+        holders = Counter(block for request in self.scheduler.running for block in request.table.blocks)
+        if dict(holders) != {block: refs for block, refs in enumerate(pool.refs) if refs}:
+            raise Fault(f"references {pool.refs} do not match the tables {dict(holders)}")
+        nodes = Counter(id(request.node) for request in self.scheduler.running)
+        for request in self.scheduler.running:
+            assert request.node is not None
+            if request.node.holders != nodes[id(request.node)]:
+                raise Fault(f"node {request.node.number} has {request.node.holders} holders")
+        for held in self.fences:
+            held.steps -= 1
+            if not np.array_equal(self.memory[held.blocks].view(np.uint8), held.content):
+                raise Fault("a fenced block changed while it was being read")
+            if held.steps == 0:
+                held.fence.release()
+        self.fences = [held for held in self.fences if held.steps]
+        for request in self.live:
+            self.check_end(request)
+        self.live = [request for request in self.live if not request.finished]
+
+    def check_end(self, request: Request) -> None:
+        if not request.finished:
+            if request.state is RequestState.WAITING and request.table.blocks:
+                raise Fault(f"request {request.id} waits and holds blocks")
+            return
+        self.seen[f"finished {request.finish_reason.value if request.finish_reason else None}"] += 1
+        if request.table.blocks or request.node is not None:
+            raise Fault(f"request {request.id} has ended and still holds blocks")
+        if (request.finish_reason is FinishReason.FAILED) != isinstance(request.error, RequestFailed):
+            raise Fault(f"request {request.id} ended {request.finish_reason} with error {request.error!r}")
+        del self.digests[request.id]

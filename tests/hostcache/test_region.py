@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hostcache import Region, available_bytes
+from hostcache.errors import RegionError, UsageError
+from hostcache.region import HUGE_PAGE
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("take", [Region.anonymous, Region.memfd])
+@pytest.mark.parametrize("nbytes", [1, 4096, 5000, 3 * HUGE_PAGE + 17])
+def test_a_region_is_as_long_as_asked_and_zero(take: type[Region], nbytes: int) -> None:
+    region = take(nbytes)  # type: ignore[call-arg, arg-type] # both constructors take the size alone
+    assert region.buffer.shape == (nbytes,)
+    assert not region.buffer.any()
+    region.buffer[-1] = 7
+    assert region.buffer[-1] == 7
+    region.close()
+    region.close()
+
+
+def test_every_page_is_there_before_the_constructor_returns() -> None:
+    before = resident_bytes()
+    region = Region.anonymous(64 << 20)
+    grown = resident_bytes() - before
+    assert 64 << 20 <= grown < 68 << 20
+    region.close()
+    assert resident_bytes() - before < 4 << 20
+
+
+def test_an_anonymous_region_starts_where_a_huge_page_may_start() -> None:
+    region = Region.anonymous(2 * HUGE_PAGE)
+    assert region.buffer.ctypes.data % HUGE_PAGE == 0
+    region.close()
+
+
+def test_a_memfd_shares_its_pages() -> None:
+    region = Region.memfd(8192)
+    region.buffer[:4] = (1, 2, 3, 4)
+    assert region.fd is not None
+    assert os.pread(region.fd, 4, 0) == b"\x01\x02\x03\x04"
+    fd = region.fd
+    region.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_more_than_the_machine_has_is_one_error_with_the_numbers() -> None:
+    available = available_bytes()
+    assert available is not None
+    with pytest.raises(RegionError, match=r"cannot take .* MiB for the pool .*ask for a smaller pool") as caught:
+        Region.anonymous(available + (1 << 40))
+    assert caught.value.values["asked"] == available + (1 << 40)
+    assert caught.value.values["available"] > 0
+
+
+def test_a_refused_memfd_leaves_no_descriptor_behind() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RegionError):
+        Region.memfd(1 << 60)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("nbytes", [0, -1])
+def test_no_bytes_are_refused(nbytes: int) -> None:
+    with pytest.raises(UsageError, match="at least one byte"):
+        Region.anonymous(nbytes)
+
+
+def test_a_region_in_use_is_not_given_back() -> None:
+    region = Region.anonymous(4096)
+    view = region.buffer[:10]
+    with pytest.raises(RegionError, match="still in use"):
+        region.close()
+    assert np.array_equal(view, np.zeros(10, np.uint8))
+    del view
+    region.close()
+
+
+def test_meminfo_without_the_line_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
+    assert available_bytes(tmp_path / "meminfo") is None
+    assert available_bytes(tmp_path / "missing") is None
+    (tmp_path / "meminfo").write_text("MemAvailable:     2048 kB\n")
+    assert available_bytes(tmp_path / "meminfo") == 2 << 20

@@ -1,0 +1,46 @@
+"""Random traffic against the shadow, and seeded faults that the shadow must see."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.hostcache.faults import FAULTS
+from tests.hostcache.shadow import ShadowEngine
+
+SHAPES = [(tokens, blocks) for blocks in (3, 6, 16, 40) for tokens in (4, 16)]
+
+
+def shadow(seed: int) -> ShadowEngine:
+    block_tokens, blocks = SHAPES[seed % len(SHAPES)]
+    return ShadowEngine(seed, block_tokens, blocks)
+
+
+def test_random_traffic_never_reads_foreign_kv() -> None:
+    """20,000 steps over pools of different shapes; and every kind of event did happen."""
+    seen: Counter[str] = Counter()
+    for seed in range(100):
+        engine = shadow(seed)
+        engine.run(200)
+        seen += engine.seen
+        seen["preempted"] += engine.scheduler.stats.preemptions
+    for when in ("between steps", "in flight"):
+        for state in ("waiting", "running", "preempted"):
+            assert seen[f"aborted {state} {when}"] >= 10, (state, when, seen)
+    for reason in ("stop", "length", "aborted", "failed"):
+        assert seen[f"finished {reason}"] >= 50, (reason, seen)
+    for event in ("forked", "hit", "preempted", "refused", "rolled back", "invalidated"):
+        assert seen[event] >= 50, (event, seen)
+
+
+@pytest.mark.parametrize("plant", FAULTS.values(), ids=FAULTS.keys())
+def test_a_seeded_fault_is_caught(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callable(plant)
+    plant(monkeypatch)
+    for seed in range(40):
+        try:
+            shadow(seed).run(200)
+        except Exception:  # whatever the fault breaks: the shadow, an invariant, or an error of the code itself
+            return
+    pytest.fail("40 runs of 200 steps did not notice the fault")
