@@ -14,9 +14,9 @@ from hostcache.geometry import KVGeometry
 
 from ._attention import ffi, lib
 from .attention import AttentionBatch
+from .checks import check_operand, copy_checked
 
-__all__ = ["BlockMemory", "CpuAttention", "copy_checked"]
-
+__all__ = ["BlockMemory", "CpuAttention"]
 
 _MAX_THREADS = 256
 """More than any machine this runs on has cores; keeps a slip of the pen from taking 51 KiB of scratch a thread."""
@@ -45,8 +45,8 @@ class CpuAttention:
     """Causal grouped-query attention in C: fp16 storage, float32 arithmetic, softmax scale `head_dim ** -0.5`.
 
     A query row's result depends on its query, its position and its tokens alone: it is the same bits whatever else is
-    in the batch, however the prompt was cut into chunks, and for every number of threads. Slots that a row may not
-    see are never read. Different `isa` round differently.
+    in the batch, however the prompt was cut into chunks, and for every number of threads. Slots behind a context are
+    never read, and tokens that a row may not see never reach its result. Different `isa` round differently.
 
     The runtime serves one step at a time; other runtimes over the same cache are independent of it.
 
@@ -139,10 +139,8 @@ class CpuAttention:
         if not 0 <= layer < self._geometry.layers:
             raise UsageError(f"layer {layer} is not in 0..{self._geometry.layers - 1}", layer=layer)
         shape = (self._batch.rows, self._heads, self._geometry.head_dim)
-        _check_operand("q", q, shape)
-        _check_operand("out", out, shape)
-        if not out.flags.writeable:
-            raise UsageError("out is read-only: pass an array that owns writable memory")
+        check_operand("q", q, shape)
+        check_operand("out", out, shape, writable=True)
         lib.rp_attend(
             self._runtime,
             self._step,
@@ -177,87 +175,6 @@ class CpuAttention:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this attention runtime is closed: make a new one")
-
-
-def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> AttentionBatch:
-    """Copy `batch` if it is sound, so that nobody can change it behind a kernel that trusts it.
-
-    Args:
-        batch: what the engine handed over.
-        geometry: of the cache that the tables point into.
-        blocks: blocks in that cache.
-
-    Raises:
-        UsageError: a dtype or shape is wrong, `query_starts` falls or does not start at 0, a context is shorter than
-            its own rows, a table is shorter than its context, or a block id that the context needs is not in the pool.
-    """
-    starts = _copy_int32("query_starts", batch.query_starts, dimensions=1)
-    lens = _copy_int32("context_lens", batch.context_lens, dimensions=1)
-    tables = _copy_int32("tables", batch.tables, dimensions=2)
-    if len(starts) != len(lens) + 1 or len(tables) != len(lens):
-        raise UsageError(
-            f"{len(lens)} context_lens want {len(lens) + 1} query_starts and {len(lens)} tables, "
-            f"got {len(starts)} and {len(tables)}",
-            context_lens=len(lens),
-            query_starts=len(starts),
-            tables=len(tables),
-        )
-    rows = np.diff(starts)
-    if starts[0] != 0 or (rows < 0).any():
-        raise UsageError(
-            f"query_starts must rise from 0, got {starts.tolist()}: pass the running sum of each sequence's rows",
-            query_starts=starts.tolist(),
-        )
-    for i in np.flatnonzero(lens < rows):
-        raise UsageError(
-            f"sequence {i} has {rows[i]} query rows but a context of {lens[i]} tokens: its own rows count as context",
-            sequence=int(i),
-            rows=int(rows[i]),
-            context_len=int(lens[i]),
-        )
-    needed = -(-lens // geometry.block_tokens)
-    width = tables.shape[1]
-    for i in np.flatnonzero(needed > width):
-        raise UsageError(
-            f"sequence {i} needs {needed[i]} blocks for {lens[i]} tokens but its table holds {width}: widen tables",
-            sequence=int(i),
-            needed=int(needed[i]),
-            width=width,
-        )
-    used = np.arange(width) < needed[:, np.newaxis]
-    for i, column in np.argwhere(used & ((tables < 0) | (tables >= blocks))):
-        raise UsageError(
-            f"sequence {i} names block {tables[i, column]} at position {column} of its table, "
-            f"but the pool has blocks 0..{blocks - 1}",
-            sequence=int(i),
-            column=int(column),
-            block=int(tables[i, column]),
-            blocks=blocks,
-        )
-    return AttentionBatch(starts, lens, tables)
-
-
-def _copy_int32(name: str, array: NDArray[np.int32], *, dimensions: int) -> NDArray[np.int32]:
-    if array.dtype != np.int32 or array.ndim != dimensions:
-        raise UsageError(
-            f"{name} must be int32 with {dimensions} dimension(s), got {array.dtype} {array.shape}",
-            name=name,
-            dtype=str(array.dtype),
-            shape=array.shape,
-        )
-    return np.array(array, order="C")
-
-
-def _check_operand(name: str, array: NDArray[np.float32], shape: tuple[int, int, int]) -> None:
-    if array.shape != shape or array.dtype != np.float32 or not array.flags.c_contiguous:
-        raise UsageError(
-            f"{name} must be C-contiguous float32 {shape}, got {array.dtype} {array.shape} with strides "
-            f"{array.strides}: pass np.ascontiguousarray({name}, np.float32)",
-            name=name,
-            dtype=str(array.dtype),
-            shape=array.shape,
-            expected=shape,
-        )
 
 
 def _check_geometry(geometry: KVGeometry, heads: int) -> None:

@@ -1,0 +1,109 @@
+"""What an attention runtime checks before it hands memory to code that trusts it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.errors import UsageError
+from hostcache.geometry import KVGeometry
+
+from .attention import AttentionBatch
+
+__all__ = ["check_operand", "copy_checked"]
+
+
+def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> AttentionBatch:
+    """Copy `batch` if it is sound, so that nobody can change it behind a kernel that trusts it.
+
+    Args:
+        batch: what the engine handed over.
+        geometry: of the cache that the tables point into.
+        blocks: blocks in that cache.
+
+    Raises:
+        UsageError: a dtype or shape is wrong, `query_starts` falls or does not start at 0, a context is shorter than
+            its own rows, a table is shorter than its context, or a block id that the context needs is not in the pool.
+    """
+    starts = _copy_int32("query_starts", batch.query_starts, dimensions=1)
+    lens = _copy_int32("context_lens", batch.context_lens, dimensions=1)
+    tables = _copy_int32("tables", batch.tables, dimensions=2)
+    if len(starts) != len(lens) + 1 or len(tables) != len(lens):
+        raise UsageError(
+            f"{len(lens)} context_lens want {len(lens) + 1} query_starts and {len(lens)} tables, "
+            f"got {len(starts)} and {len(tables)}",
+            context_lens=len(lens),
+            query_starts=len(starts),
+            tables=len(tables),
+        )
+    rows = np.diff(starts)
+    if starts[0] != 0 or (rows < 0).any():
+        raise UsageError(
+            f"query_starts must rise from 0, got {starts.tolist()}: pass the running sum of each sequence's rows",
+            query_starts=starts.tolist(),
+        )
+    for i in np.flatnonzero(lens < rows):
+        raise UsageError(
+            f"sequence {i} has {rows[i]} query rows but a context of {lens[i]} tokens: its own rows count as context",
+            sequence=int(i),
+            rows=int(rows[i]),
+            context_len=int(lens[i]),
+        )
+    needed = -(-lens // geometry.block_tokens)
+    width = tables.shape[1]
+    for i in np.flatnonzero(needed > width):
+        raise UsageError(
+            f"sequence {i} needs {needed[i]} blocks for {lens[i]} tokens but its table holds {width}: widen tables",
+            sequence=int(i),
+            needed=int(needed[i]),
+            width=width,
+        )
+    used = np.arange(width) < needed[:, np.newaxis]
+    for i, column in np.argwhere(used & ((tables < 0) | (tables >= blocks))):
+        raise UsageError(
+            f"sequence {i} names block {tables[i, column]} at position {column} of its table, "
+            f"but the pool has blocks 0..{blocks - 1}",
+            sequence=int(i),
+            column=int(column),
+            block=int(tables[i, column]),
+            blocks=blocks,
+        )
+    return AttentionBatch(starts, lens, tables)
+
+
+def check_operand(
+    name: str, array: NDArray[np.float32], shape: tuple[int, int, int], *, writable: bool = False
+) -> None:
+    """See that a kernel may walk `array` as float32 `shape` without gaps.
+
+    Args:
+        name: for the message.
+        array: q or out of one attention call.
+        shape: `[rows, heads, head_dim]` of the step.
+        writable: the kernel writes to it.
+
+    Raises:
+        UsageError: dtype, shape or strides differ, or it is read-only and must not be.
+    """
+    if array.shape != shape or array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise UsageError(
+            f"{name} must be C-contiguous float32 {shape}, got {array.dtype} {array.shape} with strides "
+            f"{array.strides}: pass np.ascontiguousarray({name}, np.float32)",
+            name=name,
+            dtype=str(array.dtype),
+            shape=array.shape,
+            expected=shape,
+        )
+    if writable and not array.flags.writeable:
+        raise UsageError(f"{name} is read-only: pass an array that may be written", name=name)
+
+
+def _copy_int32(name: str, array: NDArray[np.int32], *, dimensions: int) -> NDArray[np.int32]:
+    if array.dtype != np.int32 or array.ndim != dimensions:
+        raise UsageError(
+            f"{name} must be int32 with {dimensions} dimension(s), got {array.dtype} {array.shape}",
+            name=name,
+            dtype=str(array.dtype),
+            shape=array.shape,
+        )
+    return np.array(array, order="C")
