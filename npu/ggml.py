@@ -118,7 +118,7 @@ RUNNABLE_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q4_1, GGML
 
 def unpack_nibbles(qs: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Spread the 16 bytes of each Q4 block, uint8 `[..., 16]`, into its 32 elements, uint8 `[..., 32]`, in order."""
-    return np.concatenate([qs & 0x0F, qs >> 4], axis=-1)
+    return np.concatenate([qs & np.uint8(0x0F), qs >> np.uint8(4)], axis=-1)
 
 
 def dequantize(kind: GGMLType, raw: NDArray[np.uint8]) -> NDArray[np.float32]:

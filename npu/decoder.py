@@ -1,0 +1,189 @@
+"""Runs the dense parts of a decoder on the CPU by ONNX Runtime; attention is the caller's."""
+
+from __future__ import annotations
+
+import platform
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.errors import UsageError
+from hostcache.geometry import KVGeometry
+
+from .ggml import dequantize
+from .gguf import GGUFFile
+from .graphs import SegmentGraphs
+from .model import ModelConfig
+from .segments import SegmentBinding, SegmentBuffers, Segments
+from .weights import Activations, plan_weights
+from .weights_cache import FORM_VERSION, default_cache_dir, model_digest, weights_folder
+
+__all__ = ["Attend", "Decoder"]
+
+Floats: TypeAlias = NDArray[np.float32]
+
+Attend: TypeAlias = Callable[[int, Floats, Floats, Floats, Floats], None]
+"""`attend(layer, q, k, v, out)`: store k and v `[m, kv_heads, d]`, attend q `[m, heads, d]` into out `[m, heads, d]`.
+
+All are C-contiguous float32 views of the decoder's buffers, valid only during the call; q and k are rotated.
+"""
+
+_BINDINGS_KEPT = 32  # row counts whose bindings are kept; one costs about 1 ms to make and 0.1 MB to keep
+
+
+class Decoder:
+    """A loaded model. One step at a time: `forward` is not for two threads at once.
+
+    Attributes:
+        config: the model's dimensions.
+        fingerprint: SHA-256 of the model file, in hex.
+        numerics: names everything here that can change a bit of K or V: runtime, machine, forms and activations.
+        weights_bytes: bytes of the repacked weights.
+        max_rows: most tokens of one step.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        segments: Segments,
+        embed: Callable[[NDArray[np.int32]], Floats],
+        *,
+        fingerprint: str,
+        numerics: str,
+        weights_bytes: int,
+        max_rows: int,
+    ) -> None:
+        self.config = config
+        self.fingerprint = fingerprint
+        self.numerics = numerics
+        self.weights_bytes = weights_bytes
+        self.max_rows = max_rows
+        self._segments = segments
+        self._embed = embed
+        self._buffers = SegmentBuffers(config, max_rows)
+        self._bindings: OrderedDict[int, SegmentBinding] = OrderedDict()
+        pairs = np.arange(0, config.head_dim, 2)
+        self._frequencies = config.rope_theta ** (-pairs / config.head_dim)  # float64, radians per position
+
+    @classmethod
+    def load(
+        cls,
+        gguf: GGUFFile,
+        *,
+        activations: Activations = "int8",
+        threads: int = 1,
+        max_rows: int = 256,
+        cache_dir: Path | None = None,
+    ) -> Decoder:
+        """Repack a model's weights if the cache does not have them yet, and load them.
+
+        Args:
+            gguf: the open model file; it may be closed afterwards.
+            activations: `int8` quantises the inputs of every product (faster; bit-identical rows for any number of
+                rows); `fp32` keeps them.
+            threads: threads of a product; they never spin.
+            max_rows: most tokens of one step; buffers are allocated for as many.
+            cache_dir: root of the weights cache; None for `$XDG_CACHE_HOME/rockpage`.
+
+        Raises:
+            UsageError: an argument is out of its range, or the weights fit nowhere on disk.
+            BadModelFile: the file contradicts itself.
+            UnsupportedModel: an architecture, variant or tensor type that rockpage does not run.
+            MissingExtra: onnx or onnxruntime is not installed.
+        """
+        if activations not in get_args(Activations):
+            raise UsageError(f"activations must be int8 or fp32, got {activations!r}", activations=activations)
+        for name, value in (("threads", threads), ("max_rows", max_rows)):
+            if value < 1:
+                raise UsageError(f"{name} must be at least 1, got {value}", name=name, value=value)
+        config = ModelConfig.from_gguf(gguf)
+        plan = plan_weights(gguf, config, activations)
+        cache_dir = cache_dir or default_cache_dir()
+        fingerprint = model_digest(gguf, cache_dir)
+        graphs = SegmentGraphs(gguf, config, plan, activations)
+        with weights_folder(gguf, plan, fingerprint, activations, cache_dir) as folder:
+            gguf.release_pages()  # repacking went through all of them
+            segments = Segments(graphs, config.layers, folder, threads)
+        return cls(
+            config,
+            segments,
+            _embedder(gguf, config),
+            fingerprint=fingerprint,
+            numerics=f"onnxruntime-{segments.runtime_version}/{platform.machine()}/forms-{FORM_VERSION}/{activations}",
+            weights_bytes=plan.nbytes,
+            max_rows=max_rows,
+        )
+
+    @property
+    def geometry(self) -> KVGeometry:
+        """Shape of the model's KV cache."""
+        return self.config.geometry
+
+    def forward(
+        self, tokens: NDArray[np.int32], positions: NDArray[np.int32], logit_rows: NDArray[np.int64], attend: Attend
+    ) -> Floats:
+        """Compute one step: any mix of prefill chunks and decodes, one row per token.
+
+        Args:
+            tokens: int32 `[m]`, 1 <= m <= `max_rows`; token ids.
+            positions: int32 `[m]`; each token's position in its own sequence.
+            logit_rows: int64 `[r]`; rows whose logits are wanted. The last layer's output projection, its MLP and the
+                head run for these rows only, and not at all if r is 0.
+            attend: called once per layer, in order.
+
+        Returns:
+            float32 `[r, vocab]`, the caller's own.
+
+        Raises:
+            UsageError: shapes do not match, or an id, a position or a row is out of its range.
+        """
+        self._check(tokens, positions, logit_rows)
+        buffers, binding = self._buffers, self._binding(len(tokens))
+        m, d = len(tokens), self.config.head_dim
+        buffers.residuals[0][:m] = self._embed(tokens)
+        angles = positions[:, None] * self._frequencies
+        buffers.cos[:m] = np.cos(angles)
+        buffers.sin[:m] = np.sin(angles)
+        q, k, v, attended = (b[:m].reshape(m, -1, d) for b in (buffers.q, buffers.k, buffers.v, buffers.attended))
+        for layer in range(self.config.layers):
+            binding.run(layer)
+            attend(layer, q, k, v, attended)
+        logits = np.empty((len(logit_rows), self.config.vocab), np.float32)
+        if len(logit_rows):
+            binding.run_last(logit_rows, logits)
+        return logits
+
+    def _binding(self, rows: int) -> SegmentBinding:
+        binding = self._bindings.pop(rows, None) or SegmentBinding(self._segments, self._buffers, rows)
+        self._bindings[rows] = binding  # most recently used at the end
+        if len(self._bindings) > _BINDINGS_KEPT:
+            self._bindings.popitem(last=False)
+        return binding
+
+    def _check(self, tokens: NDArray[np.int32], positions: NDArray[np.int32], logit_rows: NDArray[np.int64]) -> None:
+        m = len(tokens)
+        if not 1 <= m <= self.max_rows:
+            raise UsageError(f"a step has 1 to {self.max_rows} tokens, got {m}", tokens=m, max_rows=self.max_rows)
+        if positions.shape != (m,):
+            raise UsageError(f"{m} tokens need {m} positions, got shape {positions.shape}", shape=positions.shape)
+        if len(logit_rows) > m:
+            raise UsageError(f"{len(logit_rows)} logit rows are wanted of {m} tokens", wanted=len(logit_rows), rows=m)
+        for name, values, limit, what in (
+            ("token id", tokens, self.config.vocab, "vocabulary"),
+            ("position", positions, self.config.context_length, "context length"),
+            ("logit row", logit_rows, m, "number of tokens"),
+        ):
+            if len(values) and not 0 <= (low := int(values.min())) <= (high := int(values.max())) < limit:
+                bad = low if low < 0 else high
+                raise UsageError(f"{name} {bad} is not within 0 to {limit - 1} (the {what})", name=name, value=bad)
+
+
+def _embedder(gguf: GGUFFile, config: ModelConfig) -> Callable[[NDArray[np.int32]], Floats]:
+    """A function from token ids to rows of the embedding, decoded from the mapped model file."""
+    info = gguf.tensors["token_embd.weight"]
+    table = gguf.data(info.name).reshape(config.vocab, -1)
+    return lambda tokens: dequantize(info.type, table[tokens])

@@ -1,0 +1,139 @@
+"""A model's graphs as ONNX Runtime sessions, and the buffers between them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.errors import MissingExtra
+
+from .graphs import SegmentGraphs
+from .model import ModelConfig
+
+if TYPE_CHECKING:
+    import onnxruntime  # type: ignore[import-untyped] # it ships no types
+
+__all__ = ["SegmentBinding", "SegmentBuffers", "Segments"]
+
+Floats: TypeAlias = NDArray[np.float32]
+
+
+class Segments:
+    """One session per segment: a run costs 6 us, half of what an If node over all of them in one session costs.
+
+    Args:
+        graphs: builds the segments.
+        layers: decoder blocks of the model.
+        folder: where the weights file lies; not needed any more afterwards.
+        threads: threads of a product.
+
+    Attributes:
+        sessions: `first`, `middle` of each layer but the last, `last`.
+        runtime_version: version of ONNX Runtime.
+
+    Raises:
+        MissingExtra: onnxruntime or onnx is not installed.
+    """
+
+    def __init__(self, graphs: SegmentGraphs, layers: int, folder: Path, threads: int) -> None:
+        try:
+            import onnxruntime  # noqa: PLC0415 - comes with an extra
+        except ModuleNotFoundError as error:
+            raise MissingExtra("running a model needs onnxruntime: pip install 'rockpage[model]'") from error
+        _share_arena()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3  # errors; its warnings are about choices made here on purpose
+        options.enable_mem_pattern = False  # patterns are kept per shape, and shapes vary
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+
+        def session(graph: bytes) -> onnxruntime.InferenceSession:
+            return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+        # The head is the largest segment by far: loaded first, its peak does not come on top of all the others.
+        last = session(graphs.last())
+        middle = [session(graphs.middle(layer)) for layer in range(layers - 1)]
+        self.sessions = [session(graphs.first()), *middle, last]
+        self.runtime_version: str = onnxruntime.__version__
+
+
+@functools.cache  # the registration lasts as long as the process
+def _share_arena() -> None:
+    """Let all sessions take their temporaries from one arena instead of each from one of its own."""
+    import onnxruntime  # noqa: PLC0415 - comes with an extra
+
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    unlimited, as_requested, default = 0, 1, -1
+    config = onnxruntime.OrtArenaCfg(unlimited, as_requested, default, default)
+    onnxruntime.create_and_register_allocator(memory, config)
+
+
+class SegmentBuffers:
+    """The rows that segments and attention hand to each other. They live as long as the decoder, at one address."""
+
+    def __init__(self, config: ModelConfig, max_rows: int) -> None:
+        def rows(width: int) -> Floats:
+            return np.zeros((max_rows, width), np.float32)
+
+        q_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        # `first` reads number 0; segment i behind it reads number (i - 1) % 2 and writes number i % 2.
+        self.residuals = (rows(config.hidden), rows(config.hidden))
+        self.q, self.k, self.v, self.attended = rows(q_width), rows(kv_width), rows(kv_width), rows(q_width)
+        self.cos, self.sin = rows(config.head_dim // 2), rows(config.head_dim // 2)
+        self.logit_rows = np.zeros(max_rows, np.int64)
+
+    def of(self, name: str, segment: int) -> Floats:
+        """The buffer behind a float32 input or output of a segment."""
+        if name == "residual":
+            return self.residuals[max(segment - 1, 0) % 2]
+        if name == "residual_out":
+            return self.residuals[segment % 2]
+        buffer: Floats = getattr(self, name)
+        return buffer
+
+
+class SegmentBinding:
+    """Every segment bound to the first `rows` rows of the buffers, so that a run passes no arguments."""
+
+    def __init__(self, segments: Segments, buffers: SegmentBuffers, rows: int) -> None:
+        self._sessions = segments.sessions
+        self._logit_rows = buffers.logit_rows
+        self._bindings = [_bind(session, buffers, index, rows) for index, session in enumerate(segments.sessions)]
+
+    def run(self, segment: int) -> None:
+        """Run a segment other than the last: its outputs are in the buffers afterwards."""
+        self._sessions[segment].run_with_iobinding(self._bindings[segment])
+
+    def run_last(self, logit_rows: NDArray[np.int64], logits: Floats) -> None:
+        """Run the last segment for some rows, straight into the caller's `[r, vocab]`."""
+        binding, wanted = self._bindings[-1], self._logit_rows[: len(logit_rows)]
+        wanted[:] = logit_rows
+        binding.bind_input("logit_rows", "cpu", 0, np.int64, wanted.shape, wanted.ctypes.data)
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self._sessions[-1].run_with_iobinding(binding)
+        binding.clear_binding_outputs()  # the binding must not outlive its pointer into the caller's array
+
+
+def _bind(
+    session: onnxruntime.InferenceSession, buffers: SegmentBuffers, index: int, rows: int
+) -> onnxruntime.IOBinding:
+    binding = session.io_binding()
+    for value in session.get_inputs():
+        if value.name != "logit_rows":  # differs from run to run
+            array = buffers.of(value.name, index)[:rows]
+            binding.bind_input(value.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    for value in session.get_outputs():
+        if value.name != "logits":
+            array = buffers.of(value.name, index)[:rows]
+            # q and k leave the rotation with a leading axis of 1.
+            shape = (1,) * (len(value.shape) - 2) + array.shape
+            binding.bind_output(value.name, "cpu", 0, array.dtype, shape, array.ctypes.data)
+    return binding

@@ -1,0 +1,181 @@
+"""Keeps repacked weights on disk, so that a model is repacked once and mapped from then on.
+
+::
+
+    $XDG_CACHE_HOME/rockpage/
+        digests/<of the path>.json      what a model file hashed to, while its size, time and inode are the same
+        weights/<model>-<activations>-<form version>/
+            weights.bin                 the arrays of a `WeightsPlan`, then the SHA-256 of all of them
+            lock                        held while weights.bin is written
+
+A file appears under its name only when it is complete and on disk. What is found there is hashed before it is used,
+so a damaged file is rebuilt instead of believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hostcache.errors import BadModelFile, UsageError
+
+from .gguf import GGUFFile, file_identity
+from .onnx_graph import WEIGHTS_FILE
+from .weights import Activations, WeightsPlan
+
+__all__ = ["FORM_VERSION", "default_cache_dir", "model_digest", "weights_folder"]
+
+FORM_VERSION = 1
+"""Part of the cache's key: raise it whenever `plan_weights` or `pack_rows` changes what a file holds."""
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_READ_BYTES = 1 << 20
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/rockpage`, or `~/.cache/rockpage`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rockpage"
+
+
+def model_digest(gguf: GGUFFile, cache_dir: Path) -> str:
+    """SHA-256 of a model file in hex, remembered for as long as the file is the same.
+
+    Args:
+        gguf: the open file.
+        cache_dir: where to remember; a folder that cannot be written only costs time.
+
+    Raises:
+        BadModelFile: the path no longer names the file that was opened.
+    """
+    real = os.path.realpath(gguf.path)
+    note = cache_dir / "digests" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
+    known = {"path": real, "identity": list(gguf.identity)}
+    with contextlib.suppress(OSError, ValueError):  # not noted yet, or not readable: it is computed again
+        noted = json.loads(note.read_bytes())
+        if isinstance(noted, dict) and known == {key: noted.get(key) for key in known}:
+            return str(noted["sha256"])
+    with _open_again(gguf) as file:
+        digest = _hash(file, gguf.size).hex()
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        _replace(note, json.dumps({**known, "sha256": digest}).encode())
+    return digest
+
+
+@contextmanager
+def weights_folder(
+    gguf: GGUFFile, plan: WeightsPlan, digest: str, activations: Activations, cache_dir: Path
+) -> Iterator[Path]:
+    """A folder that holds the finished weights file, for as long as the context lasts.
+
+    Where the cache cannot be written, the file goes to a temporary folder; mappings of it outlive the context.
+
+    Args:
+        gguf: the open model file.
+        plan: its weights plan for `activations`.
+        digest: SHA-256 of the model file, from `model_digest`.
+        activations: how the inputs of products are held.
+        cache_dir: the cache's root.
+
+    Raises:
+        UsageError: neither the cache nor the temporary folder can hold the file.
+    """
+    folder = cache_dir / "weights" / f"{digest[:32]}-{activations}-{FORM_VERSION}"
+    with contextlib.ExitStack() as stack:
+        if not _is_whole(folder / WEIGHTS_FILE, plan):
+            try:
+                _build(folder, gguf, plan)
+            except OSError as refusal:
+                folder = _build_elsewhere(stack, gguf, plan, refusal)
+        yield folder
+
+
+def _build_elsewhere(stack: contextlib.ExitStack, gguf: GGUFFile, plan: WeightsPlan, refusal: OSError) -> Path:
+    try:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rockpage-")))
+        _build(folder, gguf, plan)
+    except OSError as error:
+        raise UsageError(
+            f"{plan.nbytes} bytes of repacked weights can be kept neither in the cache ({refusal}) nor in"
+            f" {tempfile.gettempdir()} ({error}); set XDG_CACHE_HOME to a folder with room",
+            needed=plan.nbytes,
+        ) from error
+    return folder
+
+
+def _build(folder: Path, gguf: GGUFFile, plan: WeightsPlan) -> None:
+    """Write the weights file of `folder`, unless another process does so first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / WEIGHTS_FILE
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when we are done or dead
+        if _is_whole(path, plan):
+            return
+        unfinished = path.with_suffix(".tmp")  # under the lock it is ours; a killed writer's is written over
+        try:
+            with unfinished.open("w+b") as file:
+                plan.write(gguf, file)
+                file.seek(0)
+                file.write(_hash(file, plan.nbytes))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # do not fill a full disk
+            raise
+        unfinished.replace(path)
+        _sync_folder(folder)
+
+
+def _is_whole(path: Path, plan: WeightsPlan) -> bool:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != plan.nbytes + _DIGEST_BYTES:
+                return False
+            return _hash(file, plan.nbytes) == file.read()
+    except OSError:
+        return False
+
+
+def _open_again(gguf: GGUFFile) -> io.BufferedReader:
+    """The model file as a stream: read in pieces, it never counts as this process's memory as a mapping would."""
+    try:
+        file = gguf.path.open("rb")
+    except OSError as error:
+        raise BadModelFile(f"{gguf.path}: gone while it was read ({error.strerror})", path=str(gguf.path)) from error
+    if file_identity(os.fstat(file.fileno())) != gguf.identity:
+        file.close()
+        raise BadModelFile(f"{gguf.path}: replaced while it was read; load it again", path=str(gguf.path))
+    return file
+
+
+def _hash(file: io.BufferedIOBase, nbytes: int) -> bytes:
+    """SHA-256 of the next `nbytes` of a file, which is left behind them."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_READ_BYTES))
+    while nbytes > 0 and (got := file.readinto(buffer[: min(nbytes, _READ_BYTES)])):
+        digest.update(buffer[:got])
+        nbytes -= got
+    return digest.digest()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a small file so that readers see the old content or the new, never half of it."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
+        file.write(content)
+    Path(file.name).replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
