@@ -1,0 +1,195 @@
+"""One staging buffer and its life."""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.cache import PagedKVCache
+from hostcache.errors import OutsideArena, UsageError, WrongState
+
+from ._gather import ffi, lib
+from .layout import StagingLayout
+from .plan import GatherPlan
+
+__all__ = ["BufferState", "DeviceMemory", "StagingBuffer"]
+
+
+class BufferState(enum.Enum):
+    """Who may touch a buffer's bytes."""
+
+    FREE = "free"  # nobody
+    FILLING = "filling"  # the host
+    READY = "ready"  # nobody: synced, waiting for a core
+    IN_FLIGHT = "in flight"  # the device; the host reads `out` once the job has ended
+
+
+class DeviceMemory(Protocol):
+    """How the device gets to see the arena's bytes, and the host the device's: cache maintenance on a board."""
+
+    def sync_to_device(self, offset: int, nbytes: int) -> None:
+        """Make `nbytes` at `offset` of the arena visible to the device as they are now."""
+
+    def sync_from_device(self, offset: int, nbytes: int) -> None:
+        """Make what the device wrote to `nbytes` at `offset` of the arena visible to the host."""
+
+
+class StagingBuffer:
+    """A fixed piece of the arena that carries one job's operands to the device and its result back.
+
+    ::
+
+        FREE --acquire--> FILLING --sync_to_device--> READY --launch--> IN_FLIGHT --release--> FREE
+
+    `release` is allowed from every state but FREE, so that whatever fails, the buffer comes back. Queries, mask and
+    result live beside K and V: one state covers every byte a job touches.
+
+    Made by `StagingArena`; obtained from `StagingArena.acquire`, already FILLING.
+
+    Attributes:
+        index: the buffer's number in the arena.
+        memory: uint8; the arena's bytes that belong to this buffer.
+        state: where it is in its life.
+    """
+
+    def __init__(self, index: int, offset: int, memory: NDArray[np.uint8], device: DeviceMemory) -> None:
+        self.index = index
+        self.memory = memory
+        self.state = BufferState.FREE
+        self._offset = offset  # of `memory` in the arena
+        self._device = device
+        self._layout: StagingLayout | None = None  # set by fill, for as long as the buffer is not FREE
+
+    def require(self, state: BufferState) -> None:
+        """Do nothing if the buffer is in `state`.
+
+        Raises:
+            WrongState: it is in another.
+        """
+        if self.state is not state:
+            raise WrongState(
+                f"staging buffer {self.index} is {self.state.value}, this needs it {state.value}",
+                buffer=self.index,
+                state=self.state,
+                needed=state,
+            )
+
+    def acquire(self) -> None:
+        """FREE -> FILLING. For the arena; everybody else calls `StagingArena.acquire`."""
+        self.require(BufferState.FREE)
+        self.state = BufferState.FILLING
+
+    def fill(self, cache: PagedKVCache, plan: GatherPlan, layer: int) -> None:
+        """Copy K and V of one layer out of the cache and zero what lies behind them.
+
+        The source blocks are fenced during the copy and not longer: from then on the buffer holds bytes of its own.
+
+        Raises:
+            WrongState: the buffer is not being filled, or was filled already.
+            UsageError: the plan was made for another cache, or there is no such layer.
+            OutsideArena: the plan's operands are larger than a buffer.
+        """
+        self.require(BufferState.FILLING)
+        if self._layout is not None:
+            raise WrongState(f"staging buffer {self.index} was filled already: sync or release it", buffer=self.index)
+        self._check_plan(cache, plan, layer)
+        layout = plan.layout
+        keys_shift = layer * plan.geometry.layer_bytes
+        values_shift = keys_shift + plan.geometry.kv_bytes
+        source = ffi.from_buffer("uint8_t[]", cache.buffer)
+        target = ffi.from_buffer("uint8_t[]", self.memory, require_writable=True)
+        rows = ffi.from_buffer("int64_t[]", plan.rows)
+        tails = ffi.from_buffer("int64_t[]", plan.tails)
+        with cache.pool.fence(plan.blocks):
+            for start, shift in ((layout.keys_offset, keys_shift), (layout.values_offset, values_shift)):
+                lib.rp_gather(source, shift, target + start, rows, len(plan.rows))
+                lib.rp_zero(target + start, tails, len(plan.tails))
+        self._layout = layout
+
+    @property
+    def layout(self) -> StagingLayout:
+        """Of the operands now in the buffer.
+
+        Raises:
+            WrongState: nothing was filled in.
+        """
+        if self._layout is None:
+            raise WrongState(f"staging buffer {self.index} holds nothing: fill it first", buffer=self.index)
+        return self._layout
+
+    @property
+    def keys(self) -> NDArray[np.float16]:
+        """Fp16 `layout.kv_shape`: a view, as the following are."""
+        return self._view(self.layout.keys_offset, self.layout.kv_shape)
+
+    @property
+    def values(self) -> NDArray[np.float16]:
+        """Fp16 `layout.kv_shape`."""
+        return self._view(self.layout.values_offset, self.layout.kv_shape)
+
+    @property
+    def query(self) -> NDArray[np.float16]:
+        """Fp16 `layout.query_shape`; the host writes it while FILLING."""
+        return self._view(self.layout.query_offset, self.layout.query_shape)
+
+    @property
+    def mask(self) -> NDArray[np.float16]:
+        """Fp16 `layout.mask_shape`; the host writes it while FILLING."""
+        return self._view(self.layout.mask_offset, self.layout.mask_shape)
+
+    @property
+    def out(self) -> NDArray[np.float16]:
+        """Fp16 `layout.query_shape`; the device writes it, the host reads it after `sync_from_device`."""
+        return self._view(self.layout.out_offset, self.layout.query_shape)
+
+    def sync_to_device(self) -> None:
+        """FILLING -> READY: the device sees the bytes as they are now."""
+        self.require(BufferState.FILLING)
+        self._device.sync_to_device(self._offset, self.layout.nbytes)
+        self.state = BufferState.READY
+
+    def launch(self) -> None:
+        """READY -> IN_FLIGHT: the bytes belong to the device until its job has ended."""
+        self.require(BufferState.READY)
+        self.state = BufferState.IN_FLIGHT
+
+    def sync_from_device(self) -> None:
+        """Make the result visible in `out`, once the job has ended."""
+        self.require(BufferState.IN_FLIGHT)
+        self._device.sync_from_device(self._offset + self.layout.out_offset, self.layout.out_bytes)
+
+    def release(self) -> None:
+        """Any state -> FREE. The caller knows that no job is using the buffer any more.
+
+        Raises:
+            WrongState: the buffer is free: it would be handed out twice.
+        """
+        if self.state is BufferState.FREE:
+            raise WrongState(f"staging buffer {self.index} was released twice", buffer=self.index)
+        self.state = BufferState.FREE
+        self._layout = None
+
+    def _view(self, offset: int, shape: tuple[int, int, int]) -> NDArray[np.float16]:
+        nbytes = shape[0] * shape[1] * shape[2] * 2
+        return self.memory[offset : offset + nbytes].view(np.float16).reshape(shape)
+
+    def _check_plan(self, cache: PagedKVCache, plan: GatherPlan, layer: int) -> None:
+        if plan.geometry != cache.geometry or plan.pool_blocks > cache.blocks:
+            raise UsageError(
+                f"the plan is for {plan.pool_blocks} blocks of {plan.geometry}, the cache holds {cache.blocks} of "
+                f"{cache.geometry}",
+                plan=plan.geometry,
+                cache=cache.geometry,
+            )
+        if not 0 <= layer < cache.geometry.layers:
+            raise UsageError(f"layer {layer} is outside 0..{cache.geometry.layers - 1}", layer=layer)
+        if plan.layout.nbytes > len(self.memory):
+            raise OutsideArena(
+                f"{plan.layout.nbytes} bytes of operands do not fit a staging buffer of {len(self.memory)}: "
+                "stage fewer sequences at once",
+                asked=plan.layout.nbytes,
+                buffer_bytes=len(self.memory),
+            )

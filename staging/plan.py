@@ -1,0 +1,124 @@
+"""From block tables to the copies that make them flat: once per step, for every layer, K and V."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.errors import NoBucket, UsageError
+from hostcache.geometry import KVGeometry
+
+from .layout import StagingLayout
+
+__all__ = ["GatherPlan"]
+
+
+@dataclass(frozen=True, eq=False)
+class GatherPlan:
+    """The copies and clears that stage some sequences' K; shift the source by a constant for V or another layer.
+
+    Copies are never merged: a block holds all its layers, so the same head's rows of two neighbouring blocks are
+    `geometry.block_bytes` apart in the pool, and two heads of one block are a bucket apart in the layout.
+
+    Attributes:
+        geometry: of the cache the plan reads.
+        layout: where the copies go.
+        pool_blocks: blocks of the pool the plan was checked against.
+        rows: int64 `[copies, 3]`, C-contiguous: source offset in the pool for K of layer 0, destination offset from
+            the start of keys, bytes. A block's heads follow each other: they are neighbours in the pool.
+        tails: int64 `[runs, 2]`, C-contiguous: offset from the start of keys, bytes; to be zeroed.
+        blocks: each block that is read, once.
+    """
+
+    geometry: KVGeometry
+    layout: StagingLayout
+    pool_blocks: int
+    rows: NDArray[np.int64]
+    tails: NDArray[np.int64]
+    blocks: list[int]
+
+    @classmethod
+    def build(
+        cls,
+        geometry: KVGeometry,
+        pool_blocks: int,
+        tables: NDArray[np.int32],
+        lengths: NDArray[np.int32],
+        layout: StagingLayout,
+    ) -> GatherPlan:
+        """Plan the gather of `layout.batch` sequences.
+
+        Args:
+            geometry: of the cache.
+            pool_blocks: blocks in the pool; every id is below.
+            tables: int32 `[batch, width]`; block ids, the first `ceil(length / block_tokens)` of a row valid.
+            lengths: int32 `[batch]`; tokens of each sequence, at most `layout.tokens`.
+            layout: where they go.
+
+        Raises:
+            NoBucket: a sequence is longer than the layout's bucket.
+            UsageError: a table is too short, an id is outside the pool, or the shapes do not fit each other.
+        """
+        valid = lengths.astype(np.int64)
+        per_sequence = -(-valid // geometry.block_tokens)
+        _check_shapes(geometry, tables, valid, layout)
+        if per_sequence.max(initial=0) > tables.shape[1]:
+            raise UsageError(
+                f"a context of {valid.max()} tokens needs {per_sequence.max()} blocks, "
+                f"its table holds {tables.shape[1]}: append before planning",
+                needed=int(per_sequence.max()),
+                width=tables.shape[1],
+            )
+
+        # One entry per block: whose it is, and its place in that table.
+        sequence = np.repeat(np.arange(layout.batch), per_sequence)
+        nth = np.arange(len(sequence)) - np.repeat(np.cumsum(per_sequence) - per_sequence, per_sequence)
+        ids = tables[sequence, nth].astype(np.int64)
+        if len(ids) and not (ids.min() >= 0 and ids.max() < pool_blocks):
+            raise UsageError(
+                f"block ids {ids.min()}..{ids.max()} are outside a pool of {pool_blocks} blocks",
+                lowest=int(ids.min()),
+                highest=int(ids.max()),
+                pool_blocks=pool_blocks,
+            )
+
+        first = nth * geometry.block_tokens
+        head = np.arange(geometry.kv_heads)
+        rows = layout.gather_rows(
+            source=ids[:, None] * geometry.block_bytes + head * geometry.row_bytes,
+            head=sequence[:, None] * geometry.kv_heads + head,
+            token=first[:, None],
+            count=np.minimum(geometry.block_tokens, valid[sequence] - first)[:, None],
+        )
+        return cls(geometry, layout, pool_blocks, rows, layout.tail_runs(valid), np.unique(ids).tolist())
+
+
+def _check_shapes(
+    geometry: KVGeometry, tables: NDArray[np.int32], lengths: NDArray[np.int64], layout: StagingLayout
+) -> None:
+    """Refuse what would make a copy read or write outside its memory."""
+    cache_shape = (geometry.kv_heads, geometry.head_dim * geometry.itemsize)
+    if cache_shape != (layout.kv_heads, layout.token_bytes):
+        raise UsageError(
+            f"the layout has {layout.kv_heads} heads of {layout.token_bytes} bytes, the cache "
+            f"{geometry.kv_heads} of {geometry.head_dim * geometry.itemsize}",
+            layout=layout,
+            geometry=geometry,
+        )
+    if tables.ndim != 2 or lengths.shape != (layout.batch,) or len(tables) != layout.batch:
+        raise UsageError(
+            f"{layout.batch} sequences need tables [{layout.batch}, width] and lengths [{layout.batch}], "
+            f"got {tables.shape} and {lengths.shape}",
+            tables=tables.shape,
+            lengths=lengths.shape,
+        )
+    if lengths.min(initial=0) < 0:
+        raise UsageError(f"a length is negative: {lengths.min()}", length=int(lengths.min()))
+    if lengths.max(initial=0) > layout.tokens:
+        raise NoBucket(
+            f"a context of {lengths.max()} tokens does not fit the bucket of {layout.tokens}: take a larger one",
+            tokens=int(lengths.max()),
+            largest=layout.tokens,
+        )
