@@ -1,0 +1,169 @@
+"""An NPU that is not there: memory of its own, a contract it enforces, faults on demand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.errors import DeviceError, NotSynced, UsageError
+from staging import BufferState
+
+from .contract import check_content, check_operands
+from .device import AttentionJob
+from .fp16 import Rounding, attention, check_rounding
+
+__all__ = ["EmulatedDevice", "EmulatedRun", "Faults"]
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong, and when. Runs are numbered from 0 in the order of their submission.
+
+    Attributes:
+        failing: runs that end with an error.
+        stale: runs that report success and write nothing.
+        torn: runs that report success and write the first head's rows only, as when a core drops out.
+        latency: seconds every run takes beyond its arithmetic.
+    """
+
+    failing: Collection[int] = ()
+    stale: Collection[int] = ()
+    torn: Collection[int] = ()
+    latency: float = 0.0
+
+
+class EmulatedDevice:
+    """Runs attention jobs over a memory, and sees that memory only as of the last sync.
+
+    The device keeps a shadow of the memory. `sync_to_device` copies into it, jobs read and write nothing else, and
+    `sync_from_device` copies back. Bytes that the host changed without a sync are found by comparing the two.
+
+    A job runs on the core that is free first, one at a time per core. Its arithmetic is done when somebody waits for
+    it, so results do not depend on timing; only injected latency overlaps.
+
+    Args:
+        memory: uint8; the arena. The caller owns it; the device lets go of it at `close()`.
+        rounding: where the arithmetic rounds to fp16.
+        cores: NPU cores; the RK3588 has three.
+        faults: what to inject.
+
+    Raises:
+        UsageError: no cores, or an unknown rounding.
+    """
+
+    def __init__(
+        self,
+        memory: NDArray[np.uint8],
+        rounding: Rounding = "output",
+        cores: int = 3,
+        faults: Faults | None = None,
+    ) -> None:
+        if cores < 1:
+            raise UsageError(f"a device needs at least one core, got {cores}", cores=cores)
+        check_rounding(rounding)
+        self._memory = memory
+        # 0xffff is NaN in fp16: whatever was never synced poisons a result instead of passing for zeros.
+        self._shadow = np.full(len(memory), 0xFF, np.uint8)
+        self._rounding = rounding
+        self._faults = faults or Faults()
+        self._runs = 0
+        self._core_free_at = [0.0] * cores
+
+    def sync_to_device(self, offset: int, nbytes: int) -> None:
+        """Let the device see `nbytes` at `offset` as the host left them."""
+        self._shadow[offset : offset + nbytes] = self._memory[offset : offset + nbytes]
+
+    def sync_from_device(self, offset: int, nbytes: int) -> None:
+        """Let the host see `nbytes` at `offset` as the device left them."""
+        self._memory[offset : offset + nbytes] = self._shadow[offset : offset + nbytes]
+
+    def submit(self, job: AttentionJob) -> EmulatedRun:
+        """Check a job and give it to the core that is free first; its buffer is in flight from now on.
+
+        Raises:
+            WrongState: the buffer is not READY.
+            NotSynced: the host wrote to an operand after the last sync.
+            StagingError: another breach of the contract; `check_operands` and `check_content` list them.
+            In every case the job was not started and its buffer keeps its state.
+        """
+        job.buffer.require(BufferState.READY)
+        check_operands(job)
+        for name, operand in job.operands():
+            self._check_synced(name, operand)
+        check_content(self._seen(job.keys), self._seen(job.values), self._seen(job.mask))
+
+        job.buffer.launch()
+        core = self._core_free_at.index(min(self._core_free_at))
+        due = max(self._core_free_at[core], time.monotonic()) + self._faults.latency
+        self._core_free_at[core] = due
+        number = self._runs
+        self._runs += 1
+        return EmulatedRun(self, job, number, due)
+
+    def run(self, job: AttentionJob) -> None:
+        """Submit a job and wait for it.
+
+        Raises:
+            StagingError: as `submit`.
+            DeviceError: the run failed.
+        """
+        self.submit(job).wait()
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory = self._shadow = np.empty(0, np.uint8)
+
+    def _execute(self, job: AttentionJob, number: int) -> None:
+        job.buffer.require(BufferState.IN_FLIGHT)
+        if number in self._faults.failing:
+            raise DeviceError(f"run {number} returned -1: an injected fault", run=number, returned=-1)
+        if number in self._faults.stale:
+            return
+        result = attention(
+            self._seen(job.query), self._seen(job.keys), self._seen(job.values), self._seen(job.mask), self._rounding
+        )
+        written = slice(0, 1) if number in self._faults.torn else slice(None)
+        self._seen(job.out)[written] = result[written]
+
+    def _seen(self, operand: NDArray[np.float16]) -> NDArray[np.float16]:
+        """The device's view of an operand inside the arena."""
+        start = operand.__array_interface__["data"][0] - self._memory.__array_interface__["data"][0]
+        return self._shadow[start : start + operand.nbytes].view(np.float16).reshape(operand.shape)
+
+    def _check_synced(self, name: str, operand: NDArray[np.float16]) -> None:
+        # As bytes: NaN differs from itself.
+        if not np.array_equal(operand.view(np.uint16), self._seen(operand).view(np.uint16)):
+            raise NotSynced(
+                f"the host wrote to {name} after the last sync: call sync_to_device when all operands are in place",
+                name=name,
+            )
+
+
+class EmulatedRun:
+    """A submitted job. Made by `EmulatedDevice.submit`.
+
+    Attributes:
+        number: of the run, counted from 0 in the order of submission.
+    """
+
+    def __init__(self, device: EmulatedDevice, job: AttentionJob, number: int, due: float) -> None:
+        self.number = number
+        self._device = device
+        self._job = job
+        self._due = due  # on the monotonic clock
+
+    def wait(self) -> None:
+        """Return when the job has ended; the result is in device memory. Wait once.
+
+        Raises:
+            DeviceError: the run failed.
+            WrongState: the buffer was released while the job was in flight.
+        """
+        remaining = self._due - time.monotonic()
+        if remaining > 0:  # sleep(0) would give the processor away
+            time.sleep(remaining)
+        self._device._execute(self._job, self.number)
