@@ -60,7 +60,7 @@ def model_digest(gguf: GGUFFile, cache_dir: Path) -> str:
     known = {"path": real, "identity": list(gguf.identity)}
     with contextlib.suppress(OSError, ValueError):  # not noted yet, or not readable: it is computed again
         noted = json.loads(note.read_bytes())
-        if isinstance(noted, dict) and known == {key: noted.get(key) for key in known}:
+        if isinstance(noted, dict) and isinstance(noted.get("sha256"), str) and noted == {**noted, **known}:
             return str(noted["sha256"])
     with _open_again(gguf) as file:
         digest = _hash(file, gguf.size).hex()

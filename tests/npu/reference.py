@@ -1,0 +1,108 @@
+"""Oracles for the decoder: a plain contiguous cache, and a float64 forward pass that shares no code with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from npu.decoder import Decoder
+
+__all__ = ["PlainSession", "log_softmax", "reference_logits"]
+
+
+class PlainSession:
+    """One sequence behind a decoder, its K and V in plain float32 arrays `[layers, tokens, kv_heads, d]`.
+
+    Attention takes one row at a time, so that a row's bits cannot depend on its neighbours in a step.
+    """
+
+    def __init__(self, decoder: Decoder, capacity: int = 256) -> None:
+        config = decoder.config
+        self._decoder = decoder
+        self.k = np.zeros((config.layers, capacity, config.kv_heads, config.head_dim), np.float32)
+        self.v = np.zeros_like(self.k)
+        self.tokens = 0
+
+    def step(self, ids: list[int], rows: list[int] | None = None) -> NDArray[np.float32]:
+        """Append tokens; logits of `rows`, or of all."""
+        start = self.tokens
+        self.tokens += len(ids)
+
+        def attend(
+            layer: int,
+            q: NDArray[np.float32],
+            k: NDArray[np.float32],
+            v: NDArray[np.float32],
+            out: NDArray[np.float32],
+        ) -> None:
+            self.k[layer, start : self.tokens] = k
+            self.v[layer, start : self.tokens] = v
+            for row in range(len(q)):
+                seen = slice(0, start + row + 1)
+                out[row] = attend_one(q[row], self.k[layer, seen], self.v[layer, seen])
+
+        positions = np.arange(start, self.tokens, dtype=np.int32)
+        wanted = np.array(range(len(ids)) if rows is None else rows, np.int64)
+        return self._decoder.forward(np.array(ids, np.int32), positions, wanted, attend)
+
+
+def attend_one(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
+    """Attention of one token: q `[heads, d]` over k, v `[tokens, kv_heads, d]`, heads in groups per KV head."""
+    grouped = q.reshape(k.shape[1], -1, q.shape[1])
+    scores = np.einsum("hgd,thd->hgt", grouped, k) / np.sqrt(q.shape[1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    out: NDArray[Any] = np.einsum("hgt,thd->hgd", weights, v).reshape(q.shape)
+    return out
+
+
+def log_softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """Log-probabilities of each row, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    out: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return out
+
+
+def reference_logits(path: Path, ids: list[int]) -> NDArray[np.float64]:
+    """Logits `[tokens, vocab]` of a Llama-type GGUF by the gguf package's reader and float64 throughout."""
+    reader = gguf.GGUFReader(path)
+    weights = {t.name: dequantize(t.data, t.tensor_type).astype(np.float64) for t in reader.tensors}
+
+    def key(name: str) -> Any:
+        field = reader.fields[f"llama.{name}"]
+        return field.contents()
+
+    eps, theta, d = key("attention.layer_norm_rms_epsilon"), key("rope.freq_base"), key("attention.key_length")
+    x = weights["token_embd.weight"][ids]
+    turns = np.exp(1j * np.arange(len(ids))[:, None] / theta ** (np.arange(0, d, 2) / d))  # one complex turn per pair
+
+    def norm(x: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+        out: NDArray[np.float64] = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weights[name]
+        return out
+
+    def rotate(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        pairs = x.reshape(len(ids), -1, d // 2, 2)
+        turned = (pairs[..., 0] + 1j * pairs[..., 1]) * turns[:, None]
+        return np.stack([turned.real, turned.imag], -1).reshape(len(ids), -1, d)
+
+    for layer in range(key("block_count")):
+        w = {name: weights[f"blk.{layer}.{name}.weight"] for name in _MATRICES}
+        h = norm(x, f"blk.{layer}.attn_norm.weight")
+        q, k, v = rotate(h @ w["attn_q"].T), rotate(h @ w["attn_k"].T), (h @ w["attn_v"].T).reshape(len(ids), -1, d)
+        heads = np.stack([attend_one(q[row], k[: row + 1], v[: row + 1]) for row in range(len(ids))])
+        x = x + heads.reshape(len(ids), -1) @ w["attn_output"].T
+        h = norm(x, f"blk.{layer}.ffn_norm.weight")
+        gate = h @ w["ffn_gate"].T
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ w["ffn_up"].T)) @ w["ffn_down"].T
+    logits: NDArray[np.float64] = (
+        norm(x, "output_norm.weight") @ weights.get("output.weight", weights["token_embd.weight"]).T
+    )
+    return logits
+
+
+_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")

@@ -1,0 +1,151 @@
+"""ModelConfig: what a header says, and every way in which it may not fit the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hostcache.errors import BadModelFile, ModelError, UnsupportedModel
+from hostcache.geometry import KVGeometry
+from npu.gguf import GGUFFile, MetaValue
+from npu.model import ModelConfig
+from tests.npu.tiny import TINY, write_tiny_llama
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[GGUFFile]:
+    """An open tiny model; tests edit its header in memory."""
+    with GGUFFile.open(write_tiny_llama(tmp_path / "tiny.gguf")) as opened:
+        yield opened
+
+
+def test_dimensions_come_from_the_header(tiny: GGUFFile) -> None:
+    config = ModelConfig.from_gguf(tiny)
+    assert config == ModelConfig(
+        architecture="llama",
+        layers=2,
+        hidden=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        ffn=96,
+        vocab=3 + 256 + 13,
+        context_length=512,
+        rope_theta=10000.0,
+        eps=float(np.float32(1e-5)),
+        tied_head=True,
+    )
+    assert config.geometry == KVGeometry(layers=2, kv_heads=2, head_dim=16)
+    assert config.head_tensor == "token_embd.weight"
+
+
+def test_the_demo_models_dimensions(demo_model: Path) -> None:
+    with GGUFFile.open(demo_model) as opened:
+        config = ModelConfig.from_gguf(opened)
+    # https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct/blob/main/config.json
+    assert (config.layers, config.hidden, config.heads, config.kv_heads) == (30, 576, 9, 3)
+    assert (config.head_dim, config.ffn, config.vocab) == (64, 1536, 49152)
+    assert (config.context_length, config.rope_theta, config.tied_head) == (8192, 100000.0, True)
+    assert config.geometry.bytes_per_token == 30 * 2 * 3 * 64 * 2
+
+
+def test_an_own_head_is_noticed(tmp_path: Path) -> None:
+    with GGUFFile.open(write_tiny_llama(tmp_path / "tiny.gguf", replace(TINY, tied_head=False))) as opened:
+        config = ModelConfig.from_gguf(opened)
+    assert not config.tied_head
+    assert config.head_tensor == "output.weight"
+
+
+def test_optional_keys_have_the_formats_defaults(tiny: GGUFFile) -> None:
+    full = ModelConfig.from_gguf(tiny)
+    # heads * key_length is the hidden width here, as where the key is left out.
+    for key in (
+        "attention.key_length",
+        "attention.value_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "vocab_size",
+    ):
+        del tiny.metadata[f"llama.{key}"]
+    assert ModelConfig.from_gguf(tiny) == full
+
+
+REFUSED: dict[str, tuple[dict[str, MetaValue], type[ModelError], str]] = {
+    "architecture": ({"general.architecture": "mamba"}, UnsupportedModel, "'mamba'.*rockpage runs llama"),
+    "experts": ({"llama.expert_count": 8}, UnsupportedModel, "mixture of 8 experts"),
+    "rope scaling": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "RoPE scaling .type 'yarn'"),
+    "rope factor": ({"llama.rope.scaling.factor": 4.0}, UnsupportedModel, "factor 4.0"),
+    "old rope factor": ({"llama.rope.scale_linear": 2.0}, UnsupportedModel, "factor 2.0"),
+    "sliding window": ({"llama.attention.sliding_window": 4096}, UnsupportedModel, "sliding window of 4096"),
+    "partial rotation": ({"llama.rope.dimension_count": 8}, UnsupportedModel, "rotation of 8 of 16"),
+    "other value width": ({"llama.attention.value_length": 8}, UnsupportedModel, "values of 8 beside keys of 16"),
+    "heads by layer": ({"llama.attention.head_count_kv": [2, 1]}, UnsupportedModel, "head_count_kv' that differs"),
+    "no layers": ({"llama.block_count": 0}, BadModelFile, "block_count' is 0: it must be a positive integer"),
+    "text for a number": ({"llama.embedding_length": "64"}, BadModelFile, "embedding_length' is '64'"),
+    "boolean for a number": ({"llama.block_count": True}, BadModelFile, "block_count' is True"),
+    "negative": ({"llama.context_length": -1}, BadModelFile, "context_length' is -1"),
+    "number for text": ({"general.architecture": 7}, BadModelFile, "general.architecture' is 7"),
+    "infinite eps": ({"llama.attention.layer_norm_rms_epsilon": float("inf")}, BadModelFile, "epsilon' is inf"),
+    "NaN theta": ({"llama.rope.freq_base": float("nan")}, BadModelFile, "freq_base' is nan"),
+    "heads beyond hidden": (
+        {"llama.attention.head_count": 128, "llama.attention.head_count_kv": 128, "llama.attention.key_length": 0},
+        BadModelFile,
+        "key_length' is 0",
+    ),
+    "odd head": ({"llama.attention.key_length": 15}, BadModelFile, "key_length' is 15"),
+    "groups do not divide": ({"llama.attention.head_count_kv": 3}, BadModelFile, "4 heads are not a multiple"),
+    "a layer too many": ({"llama.block_count": 3}, BadModelFile, "tensor 'blk.2.attn_norm.weight' is missing"),
+    "2^31 layers": ({"llama.block_count": 2**31}, BadModelFile, "tensor 'blk.2.attn_norm.weight' is missing"),
+    "a layer too few": ({"llama.block_count": 1}, UnsupportedModel, "'blk.1.attn_norm.weight' is not part of"),
+    "wider": ({"llama.embedding_length": 96}, BadModelFile, r"'token_embd.weight' is \[272, 64\].*\[272, 96\]"),
+    "vocabulary": ({"llama.vocab_size": 300}, BadModelFile, "tokenizer has 272 tokens but the model 300"),
+    "ffn": ({"llama.feed_forward_length": 64}, BadModelFile, r"ffn_gate.weight' is \[96, 64\].*\[64, 64\]"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_headers_that_do_not_fit_are_refused(tiny: GGUFFile, case: str) -> None:
+    changes, kind, words = REFUSED[case]
+    tiny.metadata.update(changes)
+    with pytest.raises(kind, match=words) as caught:
+        ModelConfig.from_gguf(tiny)
+    assert str(caught.value).startswith(f"{tiny.path}: ")
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "general.architecture",
+        "llama.block_count",
+        "llama.embedding_length",
+        "llama.attention.head_count",
+        "llama.feed_forward_length",
+        "llama.context_length",
+        "llama.attention.layer_norm_rms_epsilon",
+    ],
+)
+def test_missing_keys_are_named(tiny: GGUFFile, key: str) -> None:
+    del tiny.metadata[key]
+    with pytest.raises(BadModelFile, match=f"metadata key '{key}' is missing"):
+        ModelConfig.from_gguf(tiny)
+
+
+def test_every_tensor_is_needed(tiny: GGUFFile) -> None:
+    for name in list(tiny.tensors):
+        info = tiny.tensors.pop(name)
+        with pytest.raises(BadModelFile, match=f"'{name}' is missing|'llama.vocab_size' is missing"):
+            ModelConfig.from_gguf(tiny)
+        tiny.tensors[name] = info
+    ModelConfig.from_gguf(tiny)
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "rope_freqs.weight", "blk.0.ffn_gate_inp.weight"])
+def test_a_tensor_that_would_be_ignored_is_refused(tiny: GGUFFile, name: str) -> None:
+    tiny.tensors[name] = tiny.tensors["output_norm.weight"]
+    with pytest.raises(UnsupportedModel, match=name):
+        ModelConfig.from_gguf(tiny)
