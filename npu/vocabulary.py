@@ -11,7 +11,7 @@ from hostcache.errors import BadModelFile, UsageError
 
 from .gguf import MetaValue
 
-__all__ = ["Metadata", "TokenKind", "Vocabulary"]
+__all__ = ["Metadata", "TokenKind", "Vocabulary", "special_texts"]
 
 Metadata: TypeAlias = Mapping[str, MetaValue]
 """The metadata of a GGUF file, key by key."""
@@ -148,6 +148,18 @@ class Vocabulary:
                         rank=rank,
                         part=part,
                     )
+
+
+def special_texts(metadata: Metadata) -> dict[str, str]:
+    """The texts of the special tokens a file names, by the names that chat templates use (`bos_token`, ...).
+
+    Raises:
+        BadModelFile: the token list is missing, or an id is outside it.
+    """
+    tokens = _list_of(str, metadata, "tokenizer.ggml.tokens")
+    keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {name: _token_id(metadata, key, len(tokens)) for name, key in keys.items()}
+    return {name: tokens[token] for name, token in ids.items() if token is not None}
 
 
 def _list_of(kind: type[Any], metadata: Metadata, key: str) -> list[Any]:

@@ -115,7 +115,7 @@ def test_only_qwen_composes_characters() -> None:
 
 def test_control_text_is_plain_unless_asked_for() -> None:
     tokenizer = toy()
-    text = "<|end|>hi<|turn|><|turn|>"
+    text = "<|end|>hi<|user|><|user|>"
     assert tokenizer.encode(text).tolist() == byte_ids(text)
     assert tokenizer.encode(text, special=True).tolist() == [1, *byte_ids("hi"), 3, 3]
     assert tokenizer.decode(tokenizer.encode(text, special=True)) == "hi"

@@ -10,7 +10,7 @@ from npu.vocabulary import Metadata
 
 __all__ = ["BYTE_0", "byte_ids", "spell", "toy", "toy_metadata"]
 
-CONTROL = ("<|begin|>", "<|end|>", "<|end|>!", "<|turn|>")
+CONTROL = ("<|begin|>", "<|end|>", "<|end|>!", "<|user|>")
 """Control tokens 0 to 3; the third begins with the second."""
 
 BYTE_0 = len(CONTROL)
