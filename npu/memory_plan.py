@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 
 from hostcache.geometry import KVGeometry
 
-from .ggml import GGMLType
-from .gguf import TensorInfo
+from .weights import BLOCK, Activations, Form, WeightsPlan
 
-__all__ = [
-    "PREALLOCATED_TOKENS",
-    "RUNTIME_BYTES",
-    "MemoryPlan",
-    "resident_weights",
-    "staging_bytes",
-]
-
-STAGING_BUFFERS = 6
-LONGEST_BUCKET = 4096
+__all__ = ["PREALLOCATED_TOKENS", "USUAL_VOCABULARY", "MemoryPlan", "resident_weights", "runtime_bytes"]
 
 PREALLOCATED_TOKENS = 2048
 """Tokens a cache without paging sets aside for each session: what paging is compared with."""
 
-RUNTIME_BYTES = 90 << 20
-"""Python, numpy, ONNX Runtime and tokenizers with a model's graphs, without its weights."""
+USUAL_VOCABULARY = 49_152
+"""Tokens assumed where only a geometry is known."""
 
-_PACKED_BYTES = {
-    GGMLType.Q4_0: 16 + 4 + 4,  # quants, and per block a float32 scale and sum
-    GGMLType.Q4_1: 16 + 4 + 4 + 4,  # the same, and the float32 minimum of the exact split
-    GGMLType.Q8_0: 32 + 4 + 4,
-    GGMLType.F16: 32 * 4,  # computed in float32
-    GGMLType.F32: 32 * 4,
+# Measured with ONNX Runtime 1.32, numpy 2.4, tokenizers 0.23 and CPython 3.11 on x86-64: anonymous plus private memory.
+_LIBRARIES_BYTES = 84 << 20  # the interpreter with all imports, code included
+_TOKEN_BYTES = 740  # of vocabulary and merges, in the file's header and in the tokenizer
+_LAYER_BYTES = 340 << 10  # a session and its graph, without weights
+
+_RESIDENT_BYTES: dict[Form, dict[Activations, int]] = {
+    # quants, packed scales, block sums for int8, offsets; and the scales once more, which stay mapped
+    Form.Q4: {"int8": 16 + 4 + 4 + 4, "fp32": 16 + 4},
+    Form.Q4_OFFSET: {"int8": 16 + 4 + 4 + 4 + 4, "fp32": 16 + 4 + 4},
+    Form.Q8: {"int8": 32 + 4 + 4 + 4},
+    Form.Q8_HALVES: {"fp32": 2 * 16 + 2 * 4 + 4},
+    Form.DENSE: {"int8": 32 * 4, "fp32": 32 * 4},
 }
-"""Bytes per 32 weights as ONNX Runtime keeps them once packed for its kernels (measured with 1.32)."""
+"""Bytes per 32 weights that stay in memory once the kernels have packed them (ONNX Runtime 1.32, x86-64)."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +45,17 @@ class MemoryPlan:
         pool_asked: bytes asked for the pool; it takes whole blocks of them.
         context: tokens one session must be able to hold; None asks for nothing.
         context_limit: positions the model was trained for; None if unknown.
-        runtime_bytes: interpreter and libraries.
     """
 
     geometry: KVGeometry
     ram_bytes: int
     reserve_bytes: int
     weights_bytes: int
+    runtime_bytes: int
     staging_bytes: int
     pool_asked: int
     context: int | None = None
     context_limit: int | None = None
-    runtime_bytes: int = RUNTIME_BYTES
 
     @property
     def pool_blocks(self) -> int:
@@ -129,23 +122,23 @@ class MemoryPlan:
         return self.weights_bytes + self.runtime_bytes + self.staging_bytes + self.reserve_bytes
 
 
-def staging_bytes(geometry: KVGeometry) -> int:
-    """Bytes of the staging arena: two buffers for each NPU core, each K and V of one layer of the longest bucket."""
-    return STAGING_BUFFERS * LONGEST_BUCKET * geometry.bytes_per_token // geometry.layers
+def resident_weights(plan: WeightsPlan, activations: Activations) -> int:
+    """Bytes the matrices of a model take after load.
 
-
-def resident_weights(tensors: Iterable[TensorInfo]) -> int:
-    """Bytes that a GGUF file's weights take after load: each matrix as its kernel keeps it.
+    The token embedding is not counted: its rows are read from the mapped file, whose pages the kernel may drop. A tied
+    head is a matrix like any other.
 
     Args:
-        tensors: the file's directory. Types that rockpage does not run count with their size in the file.
+        plan: of the model file, made for the same `activations`.
+        activations: how the inputs of the products are held.
     """
-    total = 0
-    for tensor in tensors:
-        elements = prod(tensor.shape)
-        packed = _PACKED_BYTES.get(tensor.type)
-        total += tensor.nbytes if packed is None else elements // 32 * packed
-    return total
+    matrices = [matrix for group in plan.groups.values() for matrix in group]
+    return sum(m.rows * m.columns // BLOCK * _RESIDENT_BYTES[m.form][activations] for m in matrices)
+
+
+def runtime_bytes(layers: int, vocab: int = USUAL_VOCABULARY) -> int:
+    """Bytes a process takes to run a model, beside weights, pool and staging."""
+    return _LIBRARIES_BYTES + layers * _LAYER_BYTES + vocab * _TOKEN_BYTES
 
 
 def _mib(size: int) -> str:

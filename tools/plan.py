@@ -8,10 +8,10 @@ import os
 from typing import TYPE_CHECKING
 
 from .command import Subparsers, add_command
+from .engine_options import add_model_option, model_path
 from .units import format_mib, parse_size
 
 if TYPE_CHECKING:
-    from hostcache.geometry import KVGeometry
     from npu.memory_plan import MemoryPlan
 
 __all__ = ["add_parser", "run"]
@@ -21,6 +21,11 @@ SESSION_TOKENS = (128, 512, 2048)
 
 LONGEST_COUNT = 9
 """Digits of a count: no model or context comes near, and arithmetic on it stays small."""
+
+GEOMETRY_FIELDS = ["head_dim", "kv_heads", "layers"]
+
+USUAL_GROUP = 8
+"""Query heads per KV head if --geometry does not tell: the most among common Llama-type models (TinyLlama 1.1B)."""
 
 EXAMPLE = """\
 rockpage plan model.gguf --ram 4GiB --pool 256MiB
@@ -36,13 +41,12 @@ def add_parser(subparsers: Subparsers) -> None:
         summary="say what fits into a board's memory, by metadata alone; exit 1 if it does not",
         example=EXAMPLE,
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file; only its header is read")
+    add_model_option(parser)
     parser.add_argument(
-        "--geometry", type=parse_geometry, metavar="layers=N,kv_heads=N,head_dim=N", help="in place of MODEL"
+        "--geometry", type=parse_geometry, metavar="layers=N,kv_heads=N,head_dim=N[,heads=N]", help="in place of MODEL"
     )
     parser.add_argument("--weights", type=parse_size, metavar="SIZE", help="bytes of the weights; goes with --geometry")
     parser.add_argument("--ram", type=parse_size, metavar="SIZE", help="memory of the board (default: this machine's)")
-    # argparse passes a default that is a string through `type`.
     parser.add_argument(
         "--reserve",
         type=parse_size,
@@ -53,21 +57,25 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--pool", type=parse_size, default="192MiB", metavar="SIZE", help="the KV pool (default: %(default)s)"
     )
+    parser.add_argument(
+        "--activations",
+        choices=("int8", "fp32"),
+        default="int8",
+        help="of the dense parts; weights are packed for them (default: %(default)s)",
+    )
     parser.add_argument("--context", type=parse_count, metavar="TOKENS", help="what one session must be able to hold")
 
 
-def parse_geometry(text: str) -> KVGeometry:
-    """Read `layers=24,kv_heads=2,head_dim=128`.
+def parse_geometry(text: str) -> dict[str, int]:
+    """Read `layers=24,kv_heads=2,head_dim=128`; `heads=12`, the query heads, may be among them.
 
     Raises:
         argparse.ArgumentTypeError: a field is missing, repeated, unknown, or not a positive integer.
     """
-    from hostcache.geometry import KVGeometry
-
     fields = [part.partition("=")[::2] for part in text.split(",")]
-    if sorted(name for name, _ in fields) != ["head_dim", "kv_heads", "layers"]:
-        raise argparse.ArgumentTypeError(f"'{text}' must give layers, kv_heads and head_dim, each once")
-    return KVGeometry(**{name: parse_count(value) for name, value in fields})
+    if sorted(name for name, _ in fields) not in (GEOMETRY_FIELDS, sorted([*GEOMETRY_FIELDS, "heads"])):
+        raise argparse.ArgumentTypeError(f"'{text}' must give layers, kv_heads and head_dim (heads at will), each once")
+    return {name: parse_count(value) for name, value in fields}
 
 
 def parse_count(text: str) -> int:
@@ -85,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; 0 if it fits, 1 if not.
 
     Raises:
-        UsageError: neither or both of MODEL and --geometry, or --weights without its partner.
+        UsageError: both MODEL and --geometry, or one of --geometry and --weights without the other.
         ModelError: the file is damaged or of a kind rockpage does not run.
     """
     plan = _plan(args)
@@ -99,25 +107,33 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> MemoryPlan:
     from hostcache.errors import UsageError
+    from hostcache.geometry import KVGeometry
+    from npu.emulated import arena_bytes
     from npu.gguf import GGUFFile
-    from npu.memory_plan import MemoryPlan, resident_weights, staging_bytes
+    from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes
     from npu.model import ModelConfig
+    from npu.weights import plan_weights
 
-    if (args.model is None) != (args.geometry is not None) or (args.geometry is None) != (args.weights is None):
-        raise UsageError("plan needs either a MODEL, or --geometry together with --weights")
+    if (args.geometry is None) != (args.weights is None) or (args.geometry is not None and args.model is not None):
+        raise UsageError("plan takes either a MODEL, or --geometry together with --weights")
     if args.geometry is not None:
-        geometry, weights, context_limit = args.geometry, args.weights, None
+        fields = dict(args.geometry)
+        heads, context_limit = fields.pop("heads", USUAL_GROUP * fields["kv_heads"]), None
+        geometry = KVGeometry(**fields)
+        weights, runtime = args.weights, runtime_bytes(geometry.layers)
     else:
-        with GGUFFile.open(args.model) as gguf:
+        with GGUFFile.open(model_path(args)) as gguf:
             config = ModelConfig.from_gguf(gguf)
-            geometry, context_limit = config.geometry, config.context_length
-            weights = resident_weights(gguf.tensors.values())
+            weights = resident_weights(plan_weights(gguf, config, args.activations), args.activations)
+        geometry, heads, context_limit = config.geometry, config.heads, config.context_length
+        runtime = runtime_bytes(config.layers, config.vocab)
     return MemoryPlan(
         geometry=geometry,
         ram_bytes=args.ram or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         reserve_bytes=args.reserve,
         weights_bytes=weights,
-        staging_bytes=staging_bytes(geometry),
+        runtime_bytes=runtime,
+        staging_bytes=arena_bytes(geometry, heads),
         pool_asked=args.pool,
         context=args.context,
         context_limit=context_limit,

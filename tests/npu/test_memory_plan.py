@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from hostcache.geometry import KVGeometry
-from npu.ggml import GGMLType
-from npu.gguf import TensorInfo
-from npu.memory_plan import MemoryPlan, resident_weights, staging_bytes
+from npu.gguf import GGUFFile
+from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes
+from npu.model import ModelConfig
+from npu.weights import Activations, Form, PackedMatrix, WeightsPlan, plan_weights
 
+ROOT = Path(__file__).parents[2]
 MIB = 2**20
 REFERENCE = KVGeometry(layers=24, kv_heads=2, head_dim=128)
 
@@ -98,20 +104,65 @@ def test_every_obstacle_is_named() -> None:
     assert len(plan(ram=1000 * MIB, context=8193, limit=2048).obstacles()) == 3
 
 
-def test_staging_is_six_buffers_of_4096_tokens_and_no_more_with_more_layers() -> None:
-    # One layer, one token: K and V of 2 heads x 128 x 2 bytes = 1 KiB.
-    assert staging_bytes(REFERENCE) == 6 * 4096 * 1024
-    assert staging_bytes(KVGeometry(layers=1, kv_heads=2, head_dim=128)) == 6 * 4096 * 1024
+def matrix(form: Form, rows: int, columns: int) -> PackedMatrix:
+    return PackedMatrix(form=form, sources=("x",), source_rows=(rows,), columns=columns, arrays={})
 
 
 def test_weights_count_as_their_kernels_keep_them() -> None:
-    def tensor(kind: GGMLType) -> TensorInfo:
-        return TensorInfo(name=kind.name, shape=(10, 64), type=kind, offset=0, nbytes=kind.bytes_of(640))
+    def resident(form: Form, activations: Activations) -> int:
+        return resident_weights(WeightsPlan({("x",): (matrix(form, 10, 64),)}, nbytes=0), activations)
 
-    assert resident_weights([tensor(GGMLType.Q4_0)]) == 20 * 24
-    assert resident_weights([tensor(GGMLType.Q4_1)]) == 20 * 28
-    assert resident_weights([tensor(GGMLType.Q8_0)]) == 20 * 40
-    assert resident_weights([tensor(GGMLType.F16)]) == 640 * 4
-    assert resident_weights([tensor(GGMLType.F32), tensor(GGMLType.F32)]) == 2 * 640 * 4
-    # Not runnable, so not packed: 22 bytes per 32 weights, as in the file.
-    assert resident_weights([tensor(GGMLType.Q5_0)]) == 20 * 22
+    # 640 weights are 20 blocks. 4 bits of 32 weights are 16 bytes; scales, sums and offsets are float32.
+    assert resident(Form.Q4, "int8") == 20 * 28
+    assert resident(Form.Q4, "fp32") == 20 * 20
+    assert resident(Form.Q4_OFFSET, "int8") == 20 * 32
+    assert resident(Form.Q4_OFFSET, "fp32") == 20 * 24
+    assert resident(Form.Q8, "int8") == 20 * 44
+    assert resident(Form.Q8_HALVES, "fp32") == 20 * 44
+    assert resident(Form.DENSE, "int8") == resident(Form.DENSE, "fp32") == 640 * 4
+
+
+def test_every_matrix_counts() -> None:
+    q, k, v = matrix(Form.Q4, 64, 32), matrix(Form.Q4, 32, 32), matrix(Form.DENSE, 32, 32)
+    plan = WeightsPlan({("q", "k", "v"): (q, k), ("v",): (v,)}, nbytes=0)
+    assert resident_weights(plan, "fp32") == (64 + 32) * 20 + 32 * 128
+
+
+def test_the_runtime_grows_with_layers_and_vocabulary() -> None:
+    base = runtime_bytes(0, 0)
+    assert 50 * MIB < base < 100 * MIB
+    assert runtime_bytes(24, 0) - base == 24 * 340 * 1024
+    assert runtime_bytes(0, 1000) - base == 740_000
+
+
+MEASURE = """
+import sys
+import jinja2
+import numpy as np
+from npu.decoder import Decoder
+from npu.gguf import GGUFFile
+from npu.tokenizer import Tokenizer
+
+gguf = GGUFFile.open(sys.argv[1])
+tokenizer = Tokenizer.from_metadata(gguf.metadata)
+decoder = Decoder.load(gguf, activations=sys.argv[2])
+tokens = np.arange(64, dtype=np.int32)
+decoder.forward(tokens, tokens, np.array([0]), lambda layer, q, k, v, out: out.fill(0))
+(rss,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS:"))
+print(int(rss) * 1024)
+"""
+
+
+@pytest.mark.parametrize("activations", ["int8", "fp32"])
+def test_the_estimate_is_within_a_tenth_of_what_a_running_model_takes(
+    demo_model: Path, activations: Activations
+) -> None:
+    with GGUFFile.open(demo_model) as gguf:
+        config = ModelConfig.from_gguf(gguf)
+        weights = resident_weights(plan_weights(gguf, config, activations), activations)
+    command = [sys.executable, "-c", MEASURE, str(demo_model), activations]
+    # The first load may have to pack the weights, whose leftovers are no part of the plan; the second finds them.
+    for _ in range(2):
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    measured = int(run.stdout)
+    assert weights + runtime_bytes(config.layers, config.vocab) == pytest.approx(measured, rel=0.1)

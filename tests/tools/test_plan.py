@@ -11,7 +11,7 @@ from tools.main import main
 
 
 def test_plan_answers_in_json_and_by_status(capsys: pytest.CaptureFixture[str]) -> None:
-    reference = ["plan", "--json", "--geometry", "layers=24,kv_heads=2,head_dim=128", "--weights", "1.1GB"]
+    reference = ["plan", "--json", "--geometry", "layers=24,kv_heads=2,head_dim=128,heads=12", "--weights", "1.1GB"]
     assert main([*reference, "--ram", "4GiB"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["fits"] is True
@@ -19,7 +19,9 @@ def test_plan_answers_in_json_and_by_status(capsys: pytest.CaptureFixture[str]) 
     assert answer["pool_bytes"] == 192 * 2**20
     assert answer["bytes_per_token"] == 24 * 2**10
     assert answer["block_bytes"] == 384 * 2**10
-    assert answer["staging_bytes"] == 24 * 2**20
+    # Six buffers. K and V of 4096 tokens of one layer: 2 * 2 * 4096 * 128 * 2 bytes. 64 tokens of 6 query heads for
+    # each KV head are 384 rows: q and the result, 2 * 2 * 384 * 128 * 2 bytes, and a mask of 4096 * 384 * 2 bytes.
+    assert answer["staging_bytes"] == 6 * (4_194_304 + 393_216 + 3_145_728)
     # 512 blocks over 8, 32 and 128 blocks a session; 192 MiB over 48 MiB.
     assert answer["sessions"] == {
         "128": {"paged": 64, "preallocated": 4},
@@ -60,6 +62,8 @@ def test_plan_in_text_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
         "layers=-1,kv_heads=2,head_dim=8",
         "layers=1,layers=1,kv_heads=2,head_dim=8",
         "layers=1,kv_heads=2,head_dim=8,depth=3",
+        "layers=1,kv_heads=2,head_dim=8,heads=2,heads=2",
+        "layers=1,kv_heads=2,head_dim=8,heads=0",
     ],
 )
 def test_a_geometry_is_read_strictly(capsys: pytest.CaptureFixture[str], geometry: str) -> None:
@@ -72,7 +76,6 @@ def test_a_geometry_is_read_strictly(capsys: pytest.CaptureFixture[str], geometr
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["--geometry", "layers=1,kv_heads=1,head_dim=1"],
         ["--weights", "1GB"],
         ["model.gguf", "--weights", "1GB"],
@@ -80,10 +83,12 @@ def test_a_geometry_is_read_strictly(capsys: pytest.CaptureFixture[str], geometr
         ["model.gguf", "--geometry", "layers=1,kv_heads=1,head_dim=1", "--weights", "1GB"],
     ],
 )
-def test_plan_wants_a_model_or_a_geometry(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_plan_wants_a_model_or_a_geometry_with_weights(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     assert main(["plan", *arguments]) == 2
     assert (
-        capsys.readouterr().err == "rockpage: error: plan needs either a MODEL, or --geometry together with --weights\n"
+        capsys.readouterr().err == "rockpage: error: plan takes either a MODEL, or --geometry together with --weights\n"
     )
 
 
