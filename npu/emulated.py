@@ -33,7 +33,7 @@ def arena_bytes(geometry: KVGeometry, heads: int, cores: int = 3, buckets: Seque
     """Bytes of the staging arena that `EmulatedAttention` takes for these arguments; any number of sessions share it.
 
     Raises:
-        UsageError: the heads do not fit the geometry, or the buckets are not ascending multiples of 4.
+        UsageError: the heads do not fit the geometry, the buckets are not ascending multiples of 4, or no cores.
         DimensionTooLarge: a bucket or a tile is beyond what the NPU's registers hold.
     """
     planner = LaunchPlanner(geometry, 0, heads, Buckets(buckets))

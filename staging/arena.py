@@ -50,7 +50,13 @@ class StagingArena:
 
     @staticmethod
     def bytes_for(buffers: int, buffer_bytes: int) -> int:
-        """Bytes of a region that holds `buffers` buffers of at least `buffer_bytes` each."""
+        """Bytes of a region that holds `buffers` buffers of at least `buffer_bytes` each.
+
+        Raises:
+            UsageError: no buffers are asked for.
+        """
+        if buffers < 1:
+            raise UsageError(f"an arena needs at least one buffer, got {buffers}", buffers=buffers)
         return buffers * (-(-buffer_bytes // PAGE) * PAGE)
 
     @property

@@ -23,6 +23,8 @@ def test_buffers_are_equal_pieces_that_start_on_pages_and_do_not_overlap() -> No
 
 def test_bytes_for_rounds_each_buffer_up_to_pages() -> None:
     assert StagingArena.bytes_for(6, 4097) == 6 * 8192
+    with pytest.raises(UsageError, match="at least one buffer, got 0"):
+        StagingArena.bytes_for(0, 4096)
 
 
 def test_an_exhausted_arena_says_so_and_serves_again_after_a_release() -> None:

@@ -1,0 +1,393 @@
+"""The strict device: each breach of its contract by name, what it sees, and its arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hostcache import KVGeometry, Region
+from hostcache.errors import (
+    DeviceError,
+    DimensionTooLarge,
+    DirtyTail,
+    Misaligned,
+    NotContiguous,
+    NotSynced,
+    OutsideArena,
+    StagingError,
+    UsageError,
+    WrongState,
+)
+from npu.device import MASKED, AttentionJob, poison, require_fresh
+from npu.emulated_device import EmulatedDevice, Faults
+from npu.fp16 import Rounding, attention, widen
+from staging import StagingArena, StagingBuffer
+from tests.staging.flat import noisy_cache, plan_of
+
+GEOMETRY = KVGeometry(layers=1, kv_heads=2, head_dim=8)
+CACHE = noisy_cache(GEOMETRY, blocks=4)
+CACHE.buffer.view(np.float16)[:] = np.random.default_rng(1).standard_normal(CACHE.buffer.nbytes // 2)
+LENGTHS = (20, 33)
+TOKENS = 64
+
+
+@dataclass
+class Bench:
+    """A device with an arena, and one decode job of two sequences."""
+
+    device: EmulatedDevice
+    arena: StagingArena
+
+    def filled(self, tokens: int = TOKENS, rows: int = 4) -> StagingBuffer:
+        """A buffer with everything in place but not synced."""
+        buffer = self.arena.acquire()
+        buffer.fill(CACHE, plan_of(CACHE, [[0, 1], [2, 3, 1]], LENGTHS, tokens, rows), 0)
+        buffer.query[...] = np.random.default_rng(2).standard_normal(buffer.query.shape)
+        for sequence, length in enumerate(LENGTHS):
+            buffer.mask[sequence, :length] = 0
+            buffer.mask[sequence, length:] = MASKED
+        poison(buffer.out)
+        return buffer
+
+    def ready(self) -> AttentionJob:
+        """A job that runs."""
+        buffer = self.filled()
+        buffer.sync_to_device()
+        return AttentionJob.over(buffer)
+
+    def result(self) -> NDArray[np.float16]:
+        """Run a good job from start to end."""
+        job = self.ready()
+        self.device.run(job)
+        job.buffer.sync_from_device()
+        require_fresh(job.out)
+        out = job.out.copy()
+        job.buffer.release()
+        return out
+
+
+def bench_with(faults: Faults | None = None, buffers: int = 2, cores: int = 3, nbytes: int = 1 << 20) -> Bench:
+    region = Region.anonymous(buffers * nbytes)
+    device = EmulatedDevice(region.buffer, "output", cores, faults)
+    return Bench(device, StagingArena(region, buffers, device))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """Checks after each test that a breach leaves the arena usable."""
+    bench = bench_with()
+    before = bench.result()
+    yield bench
+    for buffer in bench.arena.buffers:
+        if buffer.state.value != "free":
+            buffer.release()
+    np.testing.assert_array_equal(bench.result(), before)
+
+
+# --- the contract -----------------------------------------------------------------------------------------------------
+
+
+def test_a_buffer_that_was_not_synced_is_in_the_wrong_state(bench: Bench) -> None:
+    buffer = bench.filled()
+    with pytest.raises(WrongState, match="staging buffer 0 is filling, this needs it ready"):
+        bench.device.run(AttentionJob.over(buffer))
+
+
+def test_a_job_runs_once(bench: Bench) -> None:
+    job = bench.ready()
+    bench.device.run(job)
+    with pytest.raises(WrongState, match="staging buffer 0 is in flight, this needs it ready"):
+        bench.device.run(job)
+
+
+def test_a_buffer_released_while_its_job_is_in_flight_is_noticed(bench: Bench) -> None:
+    job = bench.ready()
+    run = bench.device.submit(job)
+    job.buffer.release()
+    with pytest.raises(WrongState, match="staging buffer 0 is free, this needs it in flight"):
+        run.wait()
+
+
+@pytest.mark.parametrize("operand", ["query", "keys", "values", "mask", "out"])
+def test_a_write_after_the_sync_is_noticed_whatever_it_hits(bench: Bench, operand: str) -> None:
+    job = bench.ready()
+    last = getattr(job, operand)[-1, -1, -1:].view(np.uint16)
+    last ^= 1
+    with pytest.raises(NotSynced, match=f"the host wrote to {operand} after the last sync"):
+        bench.device.run(job)
+
+
+def test_a_device_that_was_never_synced_sees_nothing_of_the_host() -> None:
+    region = Region.anonymous(1 << 20)
+    never_told = EmulatedDevice(region.buffer)
+
+    class Deaf:
+        def sync_to_device(self, offset: int, nbytes: int) -> None: ...
+        def sync_from_device(self, offset: int, nbytes: int) -> None: ...
+
+    job = Bench(never_told, StagingArena(region, 1, Deaf())).ready()
+    with pytest.raises(NotSynced):
+        never_told.run(job)
+
+
+@pytest.mark.parametrize("operand", ["query", "keys", "values"])
+def test_rows_with_gaps_are_refused(bench: Bench, operand: str) -> None:
+    job = bench.ready()
+    with pytest.raises(NotContiguous, match=f"{operand} has strides"):
+        bench.device.run(replace(job, **{operand: getattr(job, operand)[:, ::2]}))
+
+
+@pytest.mark.parametrize("operand", ["query", "keys", "values", "mask", "out"])
+def test_memory_of_somebody_else_is_refused(bench: Bench, operand: str) -> None:
+    job = bench.ready()
+    with pytest.raises(OutsideArena, match=f"{operand} lies at .* not inside the job's staging buffer"):
+        bench.device.run(replace(job, **{operand: getattr(job, operand).copy()}))
+
+
+def test_another_buffer_of_the_arena_is_somebody_else(bench: Bench) -> None:
+    job, other = bench.ready(), bench.ready()
+    with pytest.raises(OutsideArena):
+        bench.device.run(replace(job, out=other.out))
+
+
+def test_an_address_off_its_cache_line_is_refused(bench: Bench) -> None:
+    job = bench.ready()
+    start = job.buffer.layout.query_offset + 2
+    shifted = job.buffer.memory[start : start + job.query.nbytes].view(np.float16).reshape(job.query.shape)
+    with pytest.raises(Misaligned, match=r"query lies at .* not on 64 bytes"):
+        bench.device.run(replace(job, query=shifted))
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(66, 4), (64, 3), (64, 1)])
+def test_tokens_and_rows_that_are_not_padded_are_refused(bench: Bench, tokens: int, rows: int) -> None:
+    buffer = bench.filled(tokens, rows)
+    buffer.sync_to_device()
+    with pytest.raises(Misaligned, match=f"{rows} rows and {tokens} tokens must be padded to multiples of 4 and 4"):
+        bench.device.run(AttentionJob.over(buffer))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "operand"), [(8188, 4, None), (8192, 4, "keys"), (64, 8188, None), (64, 8192, "query")]
+)
+def test_a_dimension_beyond_thirteen_bits_is_refused(tokens: int, rows: int, operand: str | None) -> None:
+    bench = bench_with(buffers=1, nbytes=2 << 20)
+    buffer = bench.filled(tokens, rows)
+    buffer.sync_to_device()
+    job = AttentionJob.over(buffer)
+    if operand is None:
+        bench.device.run(job)
+        buffer.sync_from_device()
+        require_fresh(buffer.out)
+    else:
+        with pytest.raises(DimensionTooLarge, match=f"{operand} has a dimension of 8192"):
+            bench.device.run(job)
+
+
+@pytest.mark.parametrize("bits", [0x7E00, 0x7C00, 0x0001, 0x8000])  # NaN, infinity, the least subnormal, minus zero
+@pytest.mark.parametrize("operand", ["keys", "values"])
+@pytest.mark.parametrize(("sequence", "token"), [(0, 20), (1, 63)])
+def test_any_byte_in_a_tail_is_refused(bench: Bench, bits: int, operand: str, sequence: int, token: int) -> None:
+    buffer = bench.filled()
+    head = sequence * GEOMETRY.kv_heads + 1
+    getattr(buffer, operand).view(np.uint16)[head, token, 5] = bits
+    buffer.sync_to_device()
+    expected = f"{operand} of sequence {sequence} hold bytes behind its {LENGTHS[sequence]} tokens"
+    with pytest.raises(DirtyTail, match=expected):
+        bench.device.run(AttentionJob.over(buffer))
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.nan, -65504.0, 1.0])
+def test_a_mask_of_other_values_is_refused(bench: Bench, value: float) -> None:
+    buffer = bench.filled()
+    buffer.mask[1, 40] = value
+    buffer.sync_to_device()
+    with pytest.raises(StagingError, match=f"the mask holds {value}, it may hold 0 and -10000.0 only"):
+        bench.device.run(AttentionJob.over(buffer))
+
+
+def test_a_row_that_sees_nothing_is_refused(bench: Bench) -> None:
+    buffer = bench.filled()
+    buffer.mask[1] = MASKED
+    buffer.sync_to_device()
+    with pytest.raises(StagingError, match="row 0 of sequence 1 sees no token"):
+        bench.device.run(AttentionJob.over(buffer))
+
+
+def test_another_dtype_is_refused(bench: Bench) -> None:
+    job = bench.ready()
+    keys: NDArray[np.uint16] = job.keys.view(np.uint16)
+    with pytest.raises(StagingError, match="keys is uint16, the device computes in float16"):
+        bench.device.run(replace(job, keys=keys))  # type: ignore[arg-type]  # the breach under test
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda job: replace(job, values=job.values[:2]),
+        lambda job: replace(job, out=job.out[:3]),
+        lambda job: replace(job, mask=job.mask[:1, :32]),
+        lambda job: replace(job, keys=job.keys[:2], values=job.values[:2]),
+        lambda job: replace(job, query=job.query[0]),
+        lambda job: replace(job, query=job.query[:0]),
+    ],
+)
+def test_shapes_that_contradict_each_other_are_refused(
+    bench: Bench, change: Callable[[AttentionJob], AttentionJob]
+) -> None:
+    job = bench.ready()
+    with pytest.raises(StagingError, match="shape"):
+        bench.device.run(change(job))
+
+
+def test_a_device_without_cores_or_with_an_unknown_rounding_is_refused() -> None:
+    memory = np.zeros(64, np.uint8)
+    with pytest.raises(UsageError, match="at least one core, got 0"):
+        EmulatedDevice(memory, cores=0)
+    with pytest.raises(UsageError, match=r"rounding must be one of .*, got 'fp32'"):
+        EmulatedDevice(memory, "fp32")  # type: ignore[arg-type]  # the value under test
+
+
+# --- what the device sees, and when the host does ---------------------------------------------------------------------
+
+
+def test_the_result_is_the_devices_until_it_is_synced(bench: Bench) -> None:
+    job = bench.ready()
+    poisoned = job.out.copy().view(np.uint16)
+    bench.device.run(job)
+    np.testing.assert_array_equal(job.out.view(np.uint16), poisoned)
+    with pytest.raises(DeviceError, match="left 16 of 16 result rows unwritten"):
+        require_fresh(job.out)
+    job.buffer.sync_from_device()
+    require_fresh(job.out)
+
+
+def test_a_stale_run_is_detected_though_it_reports_success() -> None:
+    bench = bench_with(Faults(stale={1}))
+    bench.result()  # leaves a good result in the buffer
+    with pytest.raises(DeviceError, match="left 16 of 16 result rows unwritten") as caught:
+        bench.result()
+    assert caught.value.values == {"stale": 16, "rows": 16}
+
+
+def test_a_torn_run_is_detected_by_the_rows_it_left() -> None:
+    bench = bench_with(Faults(torn={0}))
+    with pytest.raises(DeviceError, match="left 12 of 16 result rows unwritten"):  # one of four heads was written
+        bench.result()
+
+
+def test_a_failing_run_names_its_number_and_the_next_one_works() -> None:
+    bench = bench_with(Faults(failing={1}))
+    good = bench.result()
+    with pytest.raises(DeviceError, match="run 1 returned -1"):
+        bench.result()
+    np.testing.assert_array_equal(bench.result(), good)
+
+
+@pytest.mark.parametrize(("cores", "seconds"), [(1, 6.0), (2, 3.0), (3, 2.0), (4, 2.0)])
+def test_cores_work_side_by_side_and_each_one_in_order(
+    monkeypatch: pytest.MonkeyPatch, cores: int, seconds: float
+) -> None:
+    now = 100.0
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now
+
+        @staticmethod
+        def sleep(duration: float) -> None:
+            nonlocal now
+            now += duration
+
+    monkeypatch.setattr("npu.emulated_device.time", Clock)
+    bench = bench_with(Faults(latency=1.0), buffers=6, cores=cores)
+    runs = [bench.device.submit(bench.ready()) for _ in range(6)]
+    assert [run.number for run in runs] == list(range(6))
+    for run in runs:
+        run.wait()
+    assert now == 100.0 + seconds  # six runs of a second each
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def test_widening_is_exact_for_every_finite_fp16_and_right_for_the_others() -> None:
+    every = np.arange(65536, dtype=np.uint16).view(np.float16)
+    finite = every[np.isfinite(every)]
+    np.testing.assert_array_equal(widen(finite).view(np.uint32), finite.astype(np.float32).view(np.uint32))
+    np.testing.assert_array_equal(widen(every), every.astype(np.float32))
+
+
+class Case(NamedTuple):
+    """Attention of one query number over tokens of one number each; the scores are `q * keys + mask`."""
+
+    q: float
+    keys: list[float]
+    values: list[float]
+    expected: float
+    mask: list[float] | None = None
+
+    def result(self, rounding: Rounding) -> float:
+        def column(numbers: list[float]) -> NDArray[np.float16]:
+            return np.array(numbers, np.float16).reshape(1, -1, 1)
+
+        mask = column(self.mask or [0] * len(self.keys))
+        return float(attention(column([self.q]), column(self.keys), column(self.values), mask, rounding)[0, 0, 0])
+
+
+def half(number: float) -> float:
+    return float(np.float16(number))
+
+
+# Each expectation is worked out by hand.
+@pytest.mark.parametrize(
+    ("rounding", "case"),
+    [
+        # Scores 2049 and 2047.5 are both ties of fp16 and become 2048, so that the two tokens weigh the same.
+        ("op", Case(1.5, [1366, 1365], [1, 0], 0.5)),
+        ("output", Case(1.5, [1366, 1365], [1, 0], 1 / (1 + np.exp(-1.5)))),
+        # A score beyond 65504 is infinite, and infinity less itself is NaN. To float32 it is just a large score.
+        ("op", Case(300.0, [300, 1], [1, 0], np.nan)),
+        ("output", Case(300.0, [300, 1], [1, 0], 1.0)),
+        # A masked token loses, unless its score beats the mask: why a tail must be zero.
+        ("op", Case(1.0, [1, 0], [0, 7], 0.0, mask=[0, -1e4])),
+        ("output", Case(1.0, [1, 30000], [0, 7], 7.0, mask=[0, -1e4])),
+        # exp(-1), the sum, and the quotient 1 / 1.368 are rounded one after the other.
+        ("op", Case(1.0, [1, 0], [1, 0], half(1 / half(1 + half(np.exp(-1)))))),
+        # exp(-18) = 1.5e-8 is less than half of the least fp16, 6.0e-8: its token vanishes.
+        ("op", Case(1.0, [18, 0], [0, 65504], 0.0)),
+        ("output", Case(1.0, [18, 0], [0, 65504], 65504 * np.exp(-18.0))),
+        # The largest fp16 survives its weights of 1/2, and infinity is not clamped to it.
+        ("op", Case(0.0, [0, 0], [65504, 65504], 65504.0)),
+        ("op", Case(0.0, [0, 0], [np.inf, 1], np.inf)),
+        ("output", Case(0.0, [0, 0], [np.inf, -np.inf], np.nan)),
+    ],
+)
+def test_each_operation_rounds_as_its_mode_says(rounding: Rounding, case: Case) -> None:
+    # Half a unit in the last place of the result, and for op nothing else: its steps are in the expectation.
+    assert case.result(rounding) == pytest.approx(case.expected, rel=2**-11, nan_ok=True)
+
+
+@given(seed=st.integers(0, 2**32 - 1), rounding=st.sampled_from(get_args(Rounding)))
+def test_a_sequences_result_does_not_depend_on_its_neighbours(seed: int, rounding: Rounding) -> None:
+    rng = np.random.default_rng(seed)
+
+    def noise(*shape: int) -> NDArray[np.float16]:
+        return rng.standard_normal(shape).astype(np.float16)
+
+    batch, heads, rows, tokens, head_dim = 3, 2, 4, 16, 8
+    q, k, v = noise(batch * heads, rows, head_dim), noise(batch * heads, tokens, head_dim), noise(6, tokens, head_dim)
+    mask = np.where(rng.random((batch, tokens, rows)) < 0.5, MASKED, np.float16(0))
+    mask[:, 0] = 0
+    together = attention(q, k, v, mask, rounding)
+    for i in range(batch):
+        own = slice(i * heads, (i + 1) * heads)
+        alone = attention(q[own], k[own], v[own], mask[i : i + 1], rounding)
+        np.testing.assert_array_equal(together[own], alone)
