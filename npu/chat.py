@@ -176,7 +176,7 @@ def _check(messages: Sequence[Message]) -> None:
         calls_instead = content is None and role == "assistant" and message.get("tool_calls")
         if not isinstance(content, str) and not calls_instead:
             raise UsageError(
-                f"message {index} ({role}) has content {reprlib.repr(content)}; it must be a string, parts joined into one",
+                f"message {index} ({role}) has content {reprlib.repr(content)}; it must be one string",
                 index=index,
                 role=role,
                 content=content,

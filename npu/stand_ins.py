@@ -21,7 +21,7 @@ class StandIns:
 
     Args:
         texts: the texts to swap.
-        avoid: a text whose characters are not used as stand-ins, beside those of `texts`.
+        avoid: the whole text before the swap; no character of it is used as a stand-in.
 
     Raises:
         UsageError: the texts hold more different characters than there are for private use.
@@ -29,7 +29,7 @@ class StandIns:
 
     def __init__(self, texts: list[str], avoid: str) -> None:
         characters = set().union(*texts)
-        taken = characters.union(avoid)
+        taken = set(avoid)
         free = (code for code in chain(*_PRIVATE_USE) if chr(code) not in taken)
         swapped = sorted(character for character in characters if not character.isspace())
         self._to = {ord(character): code for character, code in zip(swapped, free, strict=False)}

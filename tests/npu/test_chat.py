@@ -233,6 +233,13 @@ def test_text_that_completes_a_token_with_the_templates_stays_text() -> None:
     # "<|" + "end" + "|>", and "<|end|>!" + "!" where the longer token "<|end|>!" is the template's.
     assert encode(ADJOINS, user("end")) == [*byte_ids("<|end|>"), END_X, *byte_ids("end!")]
     assert encode("<|end|>{{ messages[0].content }}", user("!")) == [END, *byte_ids("!")]
+    assert encode("<|{{ messages[0].content | trim }}|>", user(" end\n")) == byte_ids("<|end|>")
+
+
+def test_private_use_characters_of_message_and_template_come_through() -> None:
+    private = "\U000f0000\U000f0001\U00100000"
+    assert encode(private + "{{ messages[0].content }}<|end|>", user("ab")) == [*byte_ids(private + "ab"), END]
+    assert encode(CUTS_THOUGHTS, user(f"-</think>{private}<|end|>")) == [BEGIN, *byte_ids(f"{private}<|end|>"), END]
 
 
 def test_words_join_across_the_border_of_template_and_message() -> None:

@@ -34,6 +34,7 @@ def chances(
     params: SamplingParams, logits: NDArray[np.float32], history: NDArray[np.int32] = NOTHING
 ) -> dict[int, float]:
     tokens, probabilities = Sampler(params).distribution(logits, history)
+    assert (np.diff(tokens) > 0).all()
     return dict(zip(tokens.tolist(), probabilities.tolist(), strict=True))
 
 
@@ -101,6 +102,20 @@ def test_top_p_finds_a_nucleus_wider_than_its_first_look() -> None:
     assert len(chances(SamplingParams(temperature=1, top_p=0.9989), np.zeros(5000, np.float32))) == 4995
 
 
+def test_a_wide_nucleus_of_unequal_tokens_ends_where_the_sum_is_reached() -> None:
+    # Shares 1000 to 1999 make 1,499,500; the 557 largest, 1443 and up, make 958,597: the first sum above 957,900.
+    shares = np.random.default_rng(5).permutation(np.arange(1000, 2000))
+    kept = chances(SamplingParams(temperature=1, top_p=957_900 / 1_499_500), np.log(shares).astype(np.float32))
+    assert set(kept) == set(np.flatnonzero(shares >= 1443).tolist())
+
+
+def test_of_many_equal_tokens_a_nucleus_keeps_the_lowest_ids() -> None:
+    # 500 tokens of 2/1500 and, between them, 500 of 1/1500: the former and 150 of the latter make 1150/1500.
+    logits = np.log(np.tile(row(1, 2), 500))
+    kept = chances(SamplingParams(temperature=1, top_p=1149.5 / 1500), logits)
+    assert set(kept) == {*range(1, 1000, 2), *range(0, 300, 2)}
+
+
 def test_min_p_is_a_fraction_of_the_best() -> None:
     assert set(chances(SamplingParams(temperature=1, min_p=0.49), HALVES)) == {0, 1}
     assert set(chances(SamplingParams(temperature=1, min_p=0.51), HALVES)) == {0}
@@ -121,6 +136,16 @@ def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
     sampler = Sampler(SamplingParams(temperature=1e6, seed=3))
     drawn = {sampler.sample(row(-INF, 0, -INF, 0, -INF), of_length(n)) for n in range(200)}
     assert drawn == {1, 3}
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.5, 3), (1 - 2.0**-53, 3)])
+def test_neither_end_of_the_random_numbers_draws_a_token_that_is_ruled_out(
+    monkeypatch: pytest.MonkeyPatch, uniform: float, token: int
+) -> None:
+    monkeypatch.setattr(Sampler, "_uniform", lambda *_: uniform)
+    sampler = Sampler(SamplingParams(temperature=1.0))
+    # A half each: the upper bound of one token's range is the lower bound of the next one's.
+    assert sampler.sample(row(-INF, 0, -INF, 0, -INF), NOTHING) == token
 
 
 # Against a reference: sorts everything, sums in float64, follows the definitions word by word.

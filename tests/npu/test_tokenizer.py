@@ -89,15 +89,15 @@ def test_any_text_survives_the_round_trip(text: str) -> None:
 @pytest.mark.parametrize(
     ("pre", "words"),
     [
-        ("gpt-2", ["I", "'", "LL", " pay", " 12345", " €", "\n\n ", " now"]),
-        ("smollm", ["I", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", " €", "\n\n ", " now"]),
-        ("llama-bpe", ["I", "'LL", " pay", " ", "123", "45", " €\n\n", " ", " now"]),
-        ("qwen2", ["I", "'LL", " pay", " ", "1", "2", "3", "4", "5", " €\n\n", " ", " now"]),
+        ("gpt-2", ["I", "'", "LLX", " pay", " 12345", " €", "\n\n ", " now"]),
+        ("smollm", ["I", "'", "LLX", " pay", " ", "1", "2", "3", "4", "5", " €", "\n\n ", " now"]),
+        ("llama-bpe", ["I", "'LL", "X", " pay", " ", "123", "45", " €\n\n", " ", " now"]),
+        ("qwen2", ["I", "'LL", "X", " pay", " ", "1", "2", "3", "4", "5", " €\n\n", " ", " now"]),
     ],
 )
 def test_each_pre_tokenizer_cuts_words_as_its_expression_says(pre: str, words: list[str]) -> None:
     bpe = build_bpe({}, [], PRE_TOKENIZERS[pre])
-    cut = bpe.pre_tokenizer.pre_tokenize_str("I'LL pay 12345 €\n\n  now")
+    cut = bpe.pre_tokenizer.pre_tokenize_str("I'LLX pay 12345 €\n\n  now")
     assert [word for word, _ in cut] == [spell(word) for word in words]
 
 
