@@ -83,8 +83,9 @@ class Decoder:
 
         Args:
             gguf: the open model file; it may be closed afterwards.
-            activations: `int8` quantises the inputs of every product (faster; bit-identical rows for any number of
-                rows); `fp32` keeps them.
+            activations: `int8` quantises the inputs of products (fast; a token gets the same bits in a step of any
+                size); `fp32` keeps them (a step of one token differs from longer ones by 1e-6, relatively, where
+                weights are quantised).
             threads: threads of a product; they never spin.
             max_rows: most tokens of one step; buffers are allocated for as many.
             cache_dir: root of the weights cache; None for `$XDG_CACHE_HOME/rockpage`.
@@ -106,8 +107,8 @@ class Decoder:
         fingerprint = model_digest(gguf, cache_dir)
         graphs = SegmentGraphs(gguf, config, plan, activations)
         with weights_folder(gguf, plan, fingerprint, activations, cache_dir) as folder:
-            gguf.release_pages()  # repacking went through all of them
             segments = Segments(graphs, config.layers, folder, threads)
+        gguf.release_pages()  # reading the norms brought their neighbours in
         return cls(
             config,
             segments,

@@ -119,7 +119,6 @@ class SegmentBinding:
         binding.bind_input("logit_rows", "cpu", 0, np.int64, wanted.shape, wanted.ctypes.data)
         binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         self._sessions[-1].run_with_iobinding(binding)
-        binding.clear_binding_outputs()  # the binding must not outlive its pointer into the caller's array
 
 
 def _bind(

@@ -124,6 +124,7 @@ class WeightsPlan:
         for group in self.groups.values():
             for matrix in group:
                 _write_matrix(matrix, gguf, file)
+        gguf.release_pages()  # all of them were touched; the sessions that follow need the room
 
 
 def plan_weights(gguf: GGUFFile, config: ModelConfig, activations: Activations) -> WeightsPlan:

@@ -12,8 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from hostcache.errors import UnsupportedModel, UsageError
+from npu import decoder as decoder_module
 from npu.decoder import Decoder
 from npu.gguf import GGUFFile
+from npu.segments import SegmentBinding, SegmentBuffers, Segments
 from npu.weights import Activations
 from tests.npu.reference import PlainSession, reference_logits
 from tests.npu.tiny import TINY, TinyLlama, write_tiny_llama
@@ -149,10 +151,26 @@ def test_an_error_in_attention_leaves_the_decoder_usable(decoder: Decoder) -> No
     np.testing.assert_array_equal(PlainSession(decoder).step(IDS), expected)
 
 
-def test_more_row_counts_than_bindings_are_kept(decoder: Decoder) -> None:
-    expected = {m: PlainSession(decoder).step(IDS[:m]) for m in range(1, 41)}
-    for m in range(1, 41):  # the first of these were dropped by the last of those
-        np.testing.assert_array_equal(PlainSession(decoder).step(IDS[:m]), expected[m])
+def test_bindings_of_the_latest_row_counts_are_kept(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    class Counted(SegmentBinding):
+        def __init__(self, segments: Segments, buffers: SegmentBuffers, rows: int) -> None:
+            made.append(rows)
+            super().__init__(segments, buffers, rows)
+
+    monkeypatch.setattr(decoder_module, "SegmentBinding", Counted)
+    decoder = load(tiny, "int8")
+
+    def run(*counts: int) -> list[int]:
+        made.clear()
+        for m in counts:
+            np.testing.assert_array_equal(PlainSession(decoder).step(IDS[:m]), expected[:m])
+        return made.copy()
+
+    expected = PlainSession(decoder).step(IDS)
+    assert run(*range(1, 33), *range(1, 33)) == list(range(1, 33))  # 32 are kept
+    assert run(1, 33, 1, 2) == [33, 2]  # 33 took the place of 2, as 1 had just been used
 
 
 def test_threads_change_no_bit(tiny: Path) -> None:
@@ -228,8 +246,10 @@ import sys
 sys.modules["{missing}"] = None  # import fails as if it were not installed
 from pathlib import Path
 from hostcache.errors import MissingExtra
+from npu import decoder as decoder_module
 from npu.decoder import Decoder
 from npu.gguf import GGUFFile
+from npu.segments import SegmentBinding, SegmentBuffers, Segments
 try:
     Decoder.load(GGUFFile.open(sys.argv[1]), cache_dir=Path(sys.argv[2]))
 except MissingExtra as error:
