@@ -120,7 +120,7 @@ def test_every_subcommand_has_an_example_and_json(command: str, capsys: pytest.C
         main([command, "--help"])
     assert stopped.value.code == 0
     out = capsys.readouterr().out
-    assert f"example:\n  rockpage {command} " in out
+    assert f"example:\n  rockpage {command}" in out
     assert "--json" in out
 
 
