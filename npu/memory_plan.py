@@ -70,13 +70,18 @@ class MemoryPlan:
     @property
     def pool_limit_bytes(self) -> int:
         """Bytes of the largest pool that fits; 0 if not even one block does."""
-        spare = self.ram_bytes - self._beside_pool()
+        spare = self.ram_bytes - (self.needed_bytes - self.pool_bytes)
         return max(0, spare // self.geometry.block_bytes) * self.geometry.block_bytes
 
     @property
+    def process_bytes(self) -> int:
+        """What the process takes once it has served a request."""
+        return self.weights_bytes + self.runtime_bytes + self.staging_bytes + self.pool_bytes
+
+    @property
     def needed_bytes(self) -> int:
-        """All of it together, the reserve included."""
-        return self._beside_pool() + self.pool_bytes
+        """The process, and what is left to the system."""
+        return self.process_bytes + self.reserve_bytes
 
     @property
     def fits(self) -> bool:
@@ -117,9 +122,6 @@ class MemoryPlan:
     def preallocated_sessions(self, tokens: int) -> int:
         """Sessions that the same bytes hold if `max(tokens, PREALLOCATED_TOKENS)` are set aside for each."""
         return self.pool_bytes // (max(tokens, PREALLOCATED_TOKENS) * self.geometry.bytes_per_token)
-
-    def _beside_pool(self) -> int:
-        return self.weights_bytes + self.runtime_bytes + self.staging_bytes + self.reserve_bytes
 
 
 def resident_weights(plan: WeightsPlan, activations: Activations) -> int:

@@ -65,6 +65,7 @@ def test_a_pool_takes_whole_blocks_of_what_it_was_given() -> None:
 
 def test_the_sum_decides() -> None:
     exact = plan(ram=(500 + 1000 + 24 + 84 + 192) * MIB)
+    assert exact.process_bytes == 1300 * MIB
     assert exact.needed_bytes == 1800 * MIB
     assert exact.fits
     assert exact.pool_limit_bytes == exact.pool_bytes
