@@ -124,17 +124,18 @@ def test_a_write_after_the_sync_is_noticed_whatever_it_hits(bench: Bench, operan
         bench.device.run(job)
 
 
-def test_a_device_that_was_never_synced_sees_nothing_of_the_host() -> None:
-    region = Region.anonymous(1 << 20)
-    never_told = EmulatedDevice(region.buffer)
-
+def test_a_device_that_was_never_synced_takes_not_even_zeros_for_granted() -> None:
     class Deaf:
         def sync_to_device(self, offset: int, nbytes: int) -> None: ...
         def sync_from_device(self, offset: int, nbytes: int) -> None: ...
 
-    job = Bench(never_told, StagingArena(region, 1, Deaf())).ready()
-    with pytest.raises(NotSynced):
-        never_told.run(job)
+    region = Region.anonymous(1 << 20)  # zeros, as a query of zeros is
+    device = EmulatedDevice(region.buffer)
+    buffer = Bench(device, StagingArena(region, 1, Deaf())).filled()
+    buffer.query[...] = 0
+    buffer.sync_to_device()
+    with pytest.raises(NotSynced, match="the host wrote to query"):
+        device.run(AttentionJob.over(buffer))
 
 
 @pytest.mark.parametrize("operand", ["query", "keys", "values"])
@@ -346,6 +347,10 @@ def half(number: float) -> float:
     return float(np.float16(number))
 
 
+NEAR_ONE = 1 + 77 / 1024
+WEIGHT = half(np.exp(-half(4 - NEAR_ONE)))
+
+
 # Each expectation is worked out by hand.
 @pytest.mark.parametrize(
     ("rounding", "case"),
@@ -359,8 +364,10 @@ def half(number: float) -> float:
         # A masked token loses, unless its score beats the mask: why a tail must be zero.
         ("op", Case(1.0, [1, 0], [0, 7], 0.0, mask=[0, -1e4])),
         ("output", Case(1.0, [1, 30000], [0, 7], 7.0, mask=[0, -1e4])),
-        # exp(-1), the sum, and the quotient 1 / 1.368 are rounded one after the other.
-        ("op", Case(1.0, [1, 0], [1, 0], half(1 / half(1 + half(np.exp(-1)))))),
+        # The difference of the scores is a tie; it, the exponential, the sum, the quotient and the product are rounded
+        # one after the other. The numbers are chosen such that leaving out any of these changes the result.
+        ("op", Case(1.0, [4, NEAR_ONE], [0, 3], half(3 * half(WEIGHT / half(1 + WEIGHT))))),
+        ("output", Case(1.0, [4, NEAR_ONE], [0, 3], 3 / (1 + np.exp(4 - NEAR_ONE)))),
         # exp(-18) = 1.5e-8 is less than half of the least fp16, 6.0e-8: its token vanishes.
         ("op", Case(1.0, [18, 0], [0, 65504], 0.0)),
         ("output", Case(1.0, [18, 0], [0, 65504], 65504 * np.exp(-18.0))),
@@ -371,8 +378,7 @@ def half(number: float) -> float:
     ],
 )
 def test_each_operation_rounds_as_its_mode_says(rounding: Rounding, case: Case) -> None:
-    # Half a unit in the last place of the result, and for op nothing else: its steps are in the expectation.
-    assert case.result(rounding) == pytest.approx(case.expected, rel=2**-11, nan_ok=True)
+    np.testing.assert_equal(case.result(rounding), half(case.expected))
 
 
 @given(seed=st.integers(0, 2**32 - 1), rounding=st.sampled_from(get_args(Rounding)))
