@@ -1,0 +1,400 @@
+"""The loop: schedule a step, compute it, sample, commit; text goes in and comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hostcache.cache import PagedKVCache
+from hostcache.errors import RequestFailed, RequestRefused, UsageError
+from hostcache.prefix import Namespace, PrefixCache
+from hostcache.request import FinishReason, Request
+from hostcache.scheduler import Scheduler, SchedulerConfig
+from hostcache.step import Chunk, StepPlan
+
+from .attention import AttentionBatch, AttentionRuntime
+from .chat import ChatTemplate, encode_chat
+from .decoder import Attend, Decoder
+from .fp16 import Rounding
+from .gguf import GGUFFile
+from .runtimes import open_runtime
+from .sampler import SamplingParams
+from .score import Score, log_softmax_at
+from .stream import RequestOutput, Stream
+from .tokenizer import Tokenizer
+
+__all__ = ["DEFAULT_POOL_BYTES", "DenseModel", "Engine"]
+
+TEMPLATE_KEY = "tokenizer.chat_template"
+
+DEFAULT_POOL_BYTES = 192 << 20
+"""512 blocks of the reference geometry (24 layers, 2 KV heads of 128)."""
+
+
+class DenseModel(Protocol):
+    """What the engine needs of a decoder: everything but attention."""
+
+    fingerprint: str
+    numerics: str
+
+    def forward(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        logit_rows: NDArray[np.int64],
+        attend: Attend,
+    ) -> NDArray[np.float32]:
+        """Run all layers; see `npu.decoder.Decoder.forward`."""
+
+
+class Engine:
+    """Serves many sequences from one model and one pool.
+
+    `Engine.load` builds all parts from a model file; the constructor takes them, and owns them from then on.
+
+    Args:
+        decoder: the dense parts of the model.
+        tokenizer: text to ids and back.
+        cache: the pool.
+        runtime: attention over that pool.
+        config: limits of a step.
+        template: the model's chat template, if it has one.
+
+    Attributes:
+        tokenizer: as given.
+        scheduler: the requests' queue and its counters.
+        cache: the pool.
+        prefix: the prefix cache over it.
+        runtime: as given.
+    """
+
+    def __init__(
+        self,
+        decoder: DenseModel,
+        tokenizer: Tokenizer,
+        cache: PagedKVCache,
+        runtime: AttentionRuntime,
+        config: SchedulerConfig,
+        *,
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.cache = cache
+        self.prefix = PrefixCache(cache.pool)
+        self.runtime = runtime
+        self.scheduler = Scheduler(cache, self.prefix, config)
+        self._decoder = decoder
+        self._template = template
+        self._streams: dict[int, Stream] = {}
+        self._undelivered: list[RequestOutput] = []  # brought by a step that `generate` took for another request
+        # Attention results feed the next layer's K and V, so the runtime is part of what names KV bytes.
+        named = f"{decoder.fingerprint}|{decoder.numerics}|attention={runtime.name}|kv=fp16"
+        self._numerics = hashlib.sha256(named.encode()).hexdigest()
+
+    @classmethod
+    def load(
+        cls,
+        model: Path | str,
+        *,
+        runtime: str = "auto",
+        pool_bytes: int = DEFAULT_POOL_BYTES,
+        threads: int = 1,
+        activations: Literal["int8", "fp32"] = "int8",
+        rounding: Rounding = "output",
+        context_length: int | None = None,
+        max_rows: int = 256,
+        max_sequences: int = 64,
+        prefill_chunk: int = 64,
+        cache_dir: Path | None = None,
+    ) -> Engine:
+        """Load a GGUF model and take the pool.
+
+        Args:
+            model: path of the GGUF file.
+            runtime: see `npu.runtimes.RuntimeName`.
+            pool_bytes: memory for KV, rounded down to whole blocks.
+            threads: threads of the dense parts and of the `cpu` runtime.
+            activations: `"int8"` is fast, `"fp32"` exact.
+            rounding: where the emulated NPU rounds to fp16.
+            context_length: most tokens a sequence may hold; None: what the model was trained for.
+            max_rows: most tokens computed in one step.
+            max_sequences: most sequences that run at once.
+            prefill_chunk: most prompt tokens of one sequence in one step.
+            cache_dir: where repacked weights are kept; None: the user's cache folder.
+
+        Raises:
+            ModelError: the file is damaged or of a kind rockpage does not run.
+            RegionError: the pool's memory is not there.
+            UsageError: an option is out of range.
+        """
+        with GGUFFile.open(model) as gguf:
+            tokenizer = Tokenizer.from_metadata(gguf.metadata)
+            template = ChatTemplate.from_metadata(gguf.metadata) if TEMPLATE_KEY in gguf.metadata else None
+            decoder = Decoder.load(
+                gguf, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir
+            )
+        limit = decoder.config.context_length
+        if context_length is not None and not 1 <= context_length <= limit:
+            raise UsageError(f"a context of {context_length} is not within 1..{limit}", context=context_length)
+        config = SchedulerConfig(
+            context_length=context_length or limit,
+            max_rows=max_rows,
+            max_sequences=max_sequences,
+            prefill_chunk=min(prefill_chunk, max_rows),
+        )
+        cache = PagedKVCache.create(decoder.geometry, pool_bytes)
+        try:
+            attention = open_runtime(runtime, cache, decoder.config.heads, threads=threads, rounding=rounding)
+        except BaseException:
+            cache.close()
+            raise
+        return cls(decoder, tokenizer, cache, attention, config, template=template)
+
+    def add_request(
+        self,
+        prompt: str | ArrayLike,
+        params: SamplingParams | None = None,
+        *,
+        salt: str = "",
+        prompt_version: str = "",
+    ) -> int:
+        """Queue a prompt; `step` brings its tokens.
+
+        Args:
+            prompt: text (special tokens in it are plain text), or token ids.
+            params: how to sample; None is greedy. `max_tokens` is cut to what the context leaves.
+            salt: only requests with the same salt share KV.
+            prompt_version: only requests with the same version share KV.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            RequestRefused: it can never fit.
+            UsageError: the text is no valid Unicode, or an id is outside the vocabulary.
+        """
+        params = params or SamplingParams()
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt)
+        namespace = self._namespace(salt, prompt_version)
+        room = max(1, self.scheduler.config.context_length - tokens.size)
+        request = self.scheduler.submit(self._check_ids(tokens), namespace, min(params.max_tokens, room))
+        self._streams[request.id] = Stream(request, params, self.tokenizer)
+        return request.id
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> NDArray[np.int32]:
+        """Turn a conversation into a prompt by the model's chat template.
+
+        Args:
+            messages: each with `role` and `content`, oldest first.
+
+        Returns:
+            int32 ids. Control tokens come from the template alone, never from a message.
+
+        Raises:
+            UsageError: the model has no template, or the template refuses the messages.
+        """
+        if self._template is None:
+            raise UsageError("this model has no chat template: give the whole prompt as text")
+        return encode_chat(self.tokenizer, self._template, messages)
+
+    def fork(self, request_id: int, params: SamplingParams | None = None) -> int:
+        """Continue a running request a second time, sharing everything computed so far.
+
+        Args:
+            request_id: the parent, not waiting.
+            params: how the fork samples; None: as the parent, whose seed it shares.
+
+        Returns:
+            The fork's id.
+
+        Raises:
+            UsageError: no such request runs.
+        """
+        parent = self._streams.get(request_id)
+        if parent is None:
+            raise UsageError(f"no request {request_id} is running", request_id=request_id)
+        child = self.scheduler.fork(parent.request)
+        stream = Stream(child, params or parent.params, self.tokenizer, None if params else parent.sampler)
+        for token in child.output:  # its text goes on where the parent's stands
+            stream.push(int(token))
+        self._streams[child.id] = stream
+        return child.id
+
+    def abort(self, request_id: int) -> None:
+        """End a request; its blocks go back at once. Unknown and finished ids are ignored."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self.scheduler.end(stream.request, FinishReason.ABORTED)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.scheduler.idle
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step.
+
+        Whatever goes wrong in it, Ctrl-C included, the step is rolled back and the requests are as before it.
+
+        Returns:
+            One entry per request that got a token or ended.
+        """
+        outputs, self._undelivered = self._undelivered, []
+        return outputs + self._advance()
+
+    def generate(self, prompt: str | ArrayLike, params: SamplingParams | None = None) -> Generator[str, None, None]:
+        """Stream one request's text. Other requests go on beside it; closing the iterator aborts this one.
+
+        Raises:
+            RequestRefused: it can never fit.
+            RequestFailed: it was accepted and could not be finished.
+        """
+        request_id = self.add_request(prompt, params)
+        try:
+            while True:
+                mine = [output for output in self._undelivered if output.request_id == request_id]
+                self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
+                for output in mine:
+                    if output.error is not None:
+                        raise output.error
+                    if output.text:
+                        yield output.text
+                    if output.finish_reason is not None:
+                        return
+                self._undelivered += self._advance()
+        finally:
+            self.abort(request_id)
+
+    def score(self, tokens: ArrayLike) -> Score:
+        """Teacher-force a text: how likely is each of its tokens, given all before it.
+
+        It is computed through the paged cache like any prompt, in chunks, and leaves nothing in the prefix cache.
+
+        Args:
+            tokens: ids, at least two.
+
+        Raises:
+            RequestRefused: fewer than two tokens, or more than the context or the pool holds.
+            UsageError: an id is outside the vocabulary.
+        """
+        ids = self._check_ids(np.asarray(tokens)).astype(np.int32)
+        config = self.scheduler.config
+        if ids.ndim != 1 or not 2 <= len(ids) <= config.context_length:
+            raise RequestRefused(
+                f"a text to score has 2 to {config.context_length} tokens, got shape {ids.shape}", shape=ids.shape
+            )
+        blocks = self.cache.geometry.blocks_for(len(ids))
+        if blocks > self.cache.pool.available:
+            raise RequestRefused(
+                f"{len(ids)} tokens need {blocks} blocks, {self.cache.pool.available} are available: "
+                "shorten the text or give the pool more memory",
+                blocks=blocks,
+            )
+        request = Request(0, ids, len(ids), len(ids), self._namespace("", ""), self.cache.table())
+        logprobs = np.empty(len(ids) - 1)
+        top1 = np.empty(len(ids) - 1, dtype=np.int32)
+        try:
+            for start in range(0, len(ids) - 1, config.prefill_chunk):  # the last token's own logits are not needed
+                stop = min(start + config.prefill_chunk, len(ids) - 1)
+                request.table.append(stop - start)
+                plan = StepPlan.build([Chunk(request, start, stop - start, samples=False)])
+                logits = self._compute(dataclasses.replace(plan, logit_rows=np.arange(plan.rows, dtype=np.int64)))
+                logprobs[start:stop] = log_softmax_at(logits, ids[start + 1 : stop + 1])
+                top1[start:stop] = logits.argmax(axis=1)
+        finally:
+            request.table.release()
+        return Score(logprobs, top1)
+
+    def close(self) -> None:
+        """Give back threads, buffers and the pool; the weights go with the engine. Safe to call twice."""
+        for request_id in list(self._streams):
+            self.abort(request_id)
+        self.runtime.close()
+        self.cache.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _advance(self) -> list[RequestOutput]:
+        plan = self.scheduler.schedule()
+        outputs = []
+        if plan.rows:
+            sampling = plan.sampling
+            try:
+                logits = self._compute(plan)
+                tokens = [self._sample(request, row) for request, row in zip(sampling, logits, strict=True)]
+                ends = [self._is_end(request, token) for request, token in zip(sampling, tokens, strict=True)]
+            except BaseException:
+                self.scheduler.rollback(plan)
+                raise
+            self.scheduler.commit(plan, tokens, ends)
+            outputs = [
+                self._output(self._streams[request.id], token)
+                for request, token in zip(sampling, tokens, strict=True)
+                if request.doomed is None
+            ]
+        # Requests that ended without a token in this step: failed, in the plan or before it.
+        ended = [request_id for request_id, stream in self._streams.items() if stream.request.finished]
+        return outputs + [self._streams.pop(request_id).last() for request_id in ended]
+
+    def _compute(self, plan: StepPlan) -> NDArray[np.float32]:
+        """Run the model over a plan's rows; float32 `[len(logit_rows), vocabulary]`."""
+        self.runtime.begin_step(AttentionBatch(plan.query_starts, plan.context_lens, plan.tables))
+
+        def attend(
+            layer: int,
+            q: NDArray[np.float32],
+            keys: NDArray[np.float32],
+            values: NDArray[np.float32],
+            out: NDArray[np.float32],
+        ) -> None:
+            self.cache.write(layer, plan.slots, keys, values)
+            self.runtime.attend(layer, q, out)
+
+        try:
+            return self._decoder.forward(plan.tokens, plan.positions, plan.logit_rows, attend)
+        finally:
+            self.runtime.end_step()
+
+    def _sample(self, request: Request, logits: NDArray[np.float32]) -> int:
+        try:
+            return self._streams[request.id].sampler.sample(logits, request.tokens)
+        except RequestFailed as error:  # this row is broken; the others are not
+            self.scheduler.end(request, FinishReason.FAILED, error)
+            return 0
+
+    def _is_end(self, request: Request, token: int) -> bool:
+        return token in self.tokenizer.eos_ids and not self._streams[request.id].params.ignore_eos
+
+    def _output(self, stream: Stream, token: int) -> RequestOutput:
+        text = stream.push(token)
+        if stream.stopped:
+            self.scheduler.end(stream.request, FinishReason.STOP)
+        if not stream.request.finished:
+            return RequestOutput(stream.request.id, (token,), text)
+        del self._streams[stream.request.id]
+        return stream.last((token,), text)
+
+    def _namespace(self, salt: str, prompt_version: str) -> Namespace:
+        return Namespace(self._numerics, salt=salt, prompt_version=prompt_version)
+
+    def _check_ids(self, tokens: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Refuse ids outside the vocabulary; anything else about a prompt is the scheduler's to refuse."""
+        if tokens.size and tokens.dtype.kind in "iu":
+            lowest, highest = int(tokens.min()), int(tokens.max())
+            if lowest < 0 or highest >= self.tokenizer.vocab_size:
+                wrong = lowest if lowest < 0 else highest
+                raise UsageError(f"token id {wrong} is outside 0..{self.tokenizer.vocab_size - 1}", token=wrong)
+        return tokens

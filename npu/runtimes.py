@@ -1,0 +1,45 @@
+"""Attention runtimes by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from hostcache.errors import UsageError
+
+from .attention import AttentionRuntime
+from .cpu import CpuAttention
+from .emulated import EmulatedAttention
+from .fp16 import Rounding
+
+if TYPE_CHECKING:
+    from hostcache.cache import PagedKVCache
+
+__all__ = ["RuntimeName", "open_runtime"]
+
+RuntimeName = Literal["auto", "cpu", "emulated"]
+"""`cpu` reads straight through the block table; `emulated` goes through staging and the strict emulated NPU.
+
+`auto` is the fastest runtime that this machine has and that is proven here: the CPU.
+"""
+
+
+def open_runtime(
+    name: str, cache: PagedKVCache, heads: int, *, threads: int = 1, rounding: Rounding = "output"
+) -> AttentionRuntime:
+    """Open an attention runtime over a cache; the caller closes it.
+
+    Args:
+        name: see `RuntimeName`.
+        cache: where K and V lie; it must outlive the runtime.
+        heads: query heads of the model.
+        threads: threads of the `cpu` runtime, and of the fallback of `emulated`.
+        rounding: where the emulated NPU rounds to fp16.
+
+    Raises:
+        UsageError: no runtime has this name, or it cannot serve this geometry.
+    """
+    if name in ("auto", "cpu"):
+        return CpuAttention(cache, heads, threads)
+    if name == "emulated":
+        return EmulatedAttention(cache, heads, rounding, fallback=CpuAttention(cache, heads, threads))
+    raise UsageError(f"no runtime is called '{name}': use one of {', '.join(get_args(RuntimeName))}", runtime=name)

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hostcache.errors import RequestFailed, RequestRefused, UsageError
+from hostcache.request import FinishReason
+from npu.engine import Engine
+from npu.sampler import SamplingParams
+from npu.stream import RequestOutput
+from tests.npu.tiny import TinyLlama, write_tiny_llama
+
+GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("engine") / "tiny.gguf", TinyLlama(tied_head=False))
+
+
+@pytest.fixture
+def engine(model: Path) -> Iterator[Engine]:
+    with Engine.load(model, pool_bytes=1 << 20, cache_dir=model.parent) as engine:
+        yield engine
+
+
+def drive(engine: Engine) -> dict[int, list[RequestOutput]]:
+    """Step until nothing is left; every output by request."""
+    outputs: dict[int, list[RequestOutput]] = {}
+    while not engine.idle:
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    assert engine.cache.pool.used == 0
+    return outputs
+
+
+def text_of(outputs: list[RequestOutput]) -> str:
+    return "".join(output.text for output in outputs)
+
+
+def test_generate_streams_what_step_brings(engine: Engine) -> None:
+    request = engine.add_request("in the rain", GREEDY)
+    outputs = drive(engine)[request]
+    assert [len(output.token_ids) for output in outputs] == [1] * 8
+    assert [output.finish_reason for output in outputs] == [None] * 7 + [FinishReason.LENGTH]
+    assert "".join(engine.generate("in the rain", GREEDY)) == text_of(outputs)
+    ids = [token for output in outputs for token in output.token_ids]
+    assert engine.tokenizer.decode(ids) == text_of(outputs)
+
+
+def test_text_and_its_ids_are_the_same_prompt(engine: Engine) -> None:
+    ids = engine.tokenizer.encode("on the hill")
+    assert "".join(engine.generate("on the hill", GREEDY)) == "".join(engine.generate(ids, GREEDY))
+
+
+def test_a_generator_leaves_other_requests_their_outputs(engine: Engine) -> None:
+    other = engine.add_request("then", GREEDY)
+    assert len("".join(engine.generate("in the rain", SamplingParams(max_tokens=20, ignore_eos=True)))) > 0
+    outputs = drive(engine).get(other, []) or [output for output in engine.step() if output.request_id == other]
+    assert sum(len(output.token_ids) for output in outputs) == 8
+
+
+def test_two_generators_interleave(engine: Engine) -> None:
+    alone = ["".join(engine.generate(prompt, GREEDY)) for prompt in ("rain", "the inn")]
+    first, second = (engine.generate(prompt, GREEDY) for prompt in ("rain", "the inn"))
+    pieces: tuple[list[str], list[str]] = ([], [])
+    for _ in range(20):
+        for generator, text in zip((first, second), pieces, strict=True):
+            text.append(next(generator, ""))
+    assert ["".join(text) for text in pieces] == alone
+
+
+def test_closing_a_generator_aborts_its_request(engine: Engine) -> None:
+    generator = engine.generate("rain", SamplingParams(max_tokens=100, ignore_eos=True))
+    next(generator)
+    assert engine.cache.pool.used > 0
+    generator.close()
+    assert engine.idle
+    assert engine.cache.pool.used == 0
+
+
+def test_a_stop_string_ends_the_answer_before_it(engine: Engine) -> None:
+    full = "".join(engine.generate("in the rain", GREEDY))
+    stop = full[3:5]
+    params = SamplingParams(max_tokens=8, ignore_eos=True, stop=(stop,))
+    request = engine.add_request("in the rain", params)
+    outputs = drive(engine)[request]
+    assert text_of(outputs) == full[: full.index(stop)]
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert len(outputs) < 8
+
+
+def test_an_end_token_ends_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third token is made the end token: it is reported as an id and gives no text."""
+    ids = [token for output in drive_one(engine, "rain") for token in output.token_ids]
+    monkeypatch.setattr(engine.tokenizer, "eos_ids", frozenset({ids[2]}))
+    if ids[2] in ids[:2]:
+        pytest.fail("choose another prompt: the token comes earlier, too")
+    outputs = drive_one(engine, "rain", SamplingParams(max_tokens=8))
+    assert [token for output in outputs for token in output.token_ids] == ids[:3]
+    assert outputs[-1].finish_reason is FinishReason.STOP
+
+
+def drive_one(engine: Engine, prompt: str, params: SamplingParams = GREEDY) -> list[RequestOutput]:
+    request = engine.add_request(prompt, params)
+    return drive(engine)[request]
+
+
+def test_broken_logits_fail_one_request_and_spare_the_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = engine._decoder.forward
+
+    def broken(*args: NDArray[np.int32]) -> NDArray[np.float32]:
+        logits = forward(*args)  # type: ignore[arg-type] # passed on as they came
+        if len(logits) == 2:
+            logits[0] = np.nan
+        return logits
+
+    expected = text_of(drive_one(engine, "the inn"))
+    monkeypatch.setattr(engine._decoder, "forward", broken)
+    bad, good = engine.add_request("rain", GREEDY), engine.add_request("the inn", GREEDY)
+    outputs = drive(engine)
+    assert outputs[bad][-1].finish_reason is FinishReason.FAILED
+    assert isinstance(outputs[bad][-1].error, RequestFailed)
+    assert text_of(outputs[good]) == expected
+
+
+def test_a_failed_request_raises_from_its_generator(model: Path) -> None:
+    geometry_bytes = 2 * 2 * 2 * 16 * 16 * 2  # one block of the tiny model
+    with Engine.load(model, pool_bytes=2 * geometry_bytes, cache_dir=model.parent) as engine:
+        assert engine.cache.blocks == 2
+        with pytest.raises(RequestFailed, match="grown to 33 tokens and the pool of 2 blocks of 16"):
+            list(engine.generate(list(range(10, 40)), SamplingParams(max_tokens=50, ignore_eos=True)))
+        assert engine.idle
+        assert "".join(engine.generate("rain", GREEDY))
+
+
+def test_a_forks_text_goes_on_where_its_parents_stands(engine: Engine) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True)
+    full = text_of(drive_one(engine, "in the rain", params))
+    parent = engine.add_request("in the rain", params)
+    before = "".join(output.text for _ in range(5) for output in engine.step())
+    child, other = engine.fork(parent), engine.fork(parent, SamplingParams(temperature=1.0, seed=4, max_tokens=12))
+    outputs = drive(engine)
+    assert before + text_of(outputs[parent]) == full
+    assert before + text_of(outputs[child]) == full
+    assert text_of(outputs[other]) != text_of(outputs[child])
+    with pytest.raises(UsageError, match="no request 99 is running"):
+        engine.fork(99)
+
+
+def test_the_context_bounds_the_answer(model: Path) -> None:
+    with Engine.load(model, pool_bytes=1 << 20, context_length=20, cache_dir=model.parent) as engine:
+        outputs = drive_one(engine, "in the rain", SamplingParams(max_tokens=500, ignore_eos=True))
+        assert outputs[-1].finish_reason is FinishReason.LENGTH
+        assert sum(len(output.token_ids) for output in outputs) == 20 - len(engine.tokenizer.encode("in the rain"))
+        with pytest.raises(RequestRefused, match="exceed the context of 20"):
+            engine.add_request([5] * 20, GREEDY)
+
+
+def test_unknown_ids_are_refused_by_value(engine: Engine) -> None:
+    for wrong in (-1, engine.tokenizer.vocab_size):
+        with pytest.raises(UsageError, match=f"token id {wrong} is outside 0"):
+            engine.add_request([1, wrong], GREEDY)
+        with pytest.raises(UsageError, match=f"token id {wrong} is outside 0"):
+            engine.score([1, wrong])
+    assert engine.idle
+
+
+def test_salts_and_versions_share_nothing(engine: Engine) -> None:
+    prompt = list(range(10, 60))
+    for names in ({}, {"salt": "a"}, {"prompt_version": "1"}):
+        request = engine.add_request(prompt, GREEDY, **names)
+        engine.step()
+        assert engine.scheduler.running[0].hit_tokens == 0
+        engine.abort(request)
+    engine.add_request(prompt, GREEDY, salt="a")
+    engine.step()
+    assert engine.scheduler.running[0].hit_tokens == 49
+    drive(engine)
+
+
+def test_scoring_takes_no_blocks_and_leaves_no_traces(engine: Engine) -> None:
+    before = engine.prefix.resident
+    score = engine.score(list(range(10, 60)))
+    assert score.logprobs.shape == score.top1.shape == (49,)
+    assert score.perplexity == pytest.approx(float(np.exp(-score.logprobs.mean())))
+    assert engine.cache.pool.used == 0
+    assert engine.prefix.resident == before
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"), [([5], "2 to 512 tokens"), ([], "2 to 512 tokens"), ([5] * 513, "2 to 512 tokens")]
+)
+def test_what_cannot_be_scored_is_refused(engine: Engine, ids: list[int], match: str) -> None:
+    with pytest.raises(RequestRefused, match=match):
+        engine.score(np.array(ids, dtype=np.int64))
+
+
+def test_a_text_beyond_the_pool_is_not_scored(model: Path) -> None:
+    with (
+        Engine.load(model, pool_bytes=1 << 14, cache_dir=model.parent) as engine,
+        pytest.raises(RequestRefused, match="13 blocks, 4 are available"),
+    ):
+        engine.score([5] * 200)
+
+
+def test_scoring_agrees_with_itself_as_a_probability(engine: Engine) -> None:
+    """Over all choices of the last token, the probabilities add up to one."""
+    prompt = [20, 30, 40]
+    total = sum(np.exp(engine.score([*prompt, token]).logprobs[-1]) for token in range(engine.tokenizer.vocab_size))
+    assert total == pytest.approx(1.0, abs=1e-9)
+
+
+def test_bad_options_give_everything_back(model: Path) -> None:
+    for options, match in (
+        ({"runtime": "gpu"}, "no runtime is called 'gpu': use one of auto, cpu, emulated"),
+        ({"context_length": 0}, "a context of 0 is not within 1..512"),
+        ({"context_length": 513}, "a context of 513 is not within 1..512"),
+        ({"pool_bytes": 100}, "a pool of 100 bytes does not hold one block"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            Engine.load(model, cache_dir=model.parent, **options)
+
+
+def test_closing_twice_is_closing_once(model: Path) -> None:
+    engine = Engine.load(model, pool_bytes=1 << 20, cache_dir=model.parent)
+    engine.add_request("rain", GREEDY)
+    engine.step()
+    engine.close()
+    engine.close()
+    assert engine.cache.buffer.size == 0
+
+
+def test_an_empty_step_is_fine(engine: Engine) -> None:
+    assert engine.step() == []
+    engine.abort(12345)
