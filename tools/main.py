@@ -11,13 +11,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import plan
+from . import demo, plan, run, score, tokenize
 from .command import Command, Parser
 from .terminal import preserved_terminal
 
 __all__ = ["main"]
 
-COMMANDS: tuple[Command, ...] = (plan,)
+COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan)
 """The subcommands, in the order of `--help`."""
 
 INTERRUPTED = 128 + 2

@@ -1,0 +1,107 @@
+"""`rockpage run`: answer one prompt, streaming."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from .command import Subparsers, add_command
+from .engine_options import add_engine_options, add_sampling_options, open_engine, sampling
+from .inputs import read_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from npu.engine import Engine
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLE = """\
+rockpage run --chat --prompt "What is a mutex?"
+rockpage run model.gguf --prompt-file prompt.txt --temperature 0.7 --seed 1
+echo "Once upon a time" | rockpage run --max-tokens 50 --runtime emulated"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Register `rockpage run`."""
+    parser = add_command(
+        subparsers, "run", run, summary="answer one prompt, from an option, a file or stdin", example=EXAMPLE
+    )
+    parser.add_argument("--prompt", metavar="TEXT")
+    parser.add_argument("--prompt-file", metavar="FILE", help="UTF-8 text; - is stdin")
+    parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
+    parser.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
+    add_engine_options(parser)
+    add_sampling_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Stream the answer to stdout, or print one JSON object at the end.
+
+    Raises:
+        RockpageError: the prompt, an option or the model cannot be used.
+        OSError: a file cannot be read.
+    """
+    from hostcache.errors import UsageError
+
+    params = sampling(args)
+    text = read_text(args.prompt, args.prompt_file)
+    if not text:
+        raise UsageError("the prompt is empty: give --prompt, --prompt-file, or text on stdin")
+    with open_engine(args) as engine:
+        prompt = _prompt_ids(engine, text, args.system, chat=args.chat or args.system is not None)
+        started = time.perf_counter()
+        first_token = None
+        pieces: list[str] = []
+        tokens: list[int] = []
+        reason = None
+        request = engine.add_request(prompt, params)
+        try:
+            while reason is None:
+                for output in engine.step():
+                    if output.error is not None:
+                        raise output.error
+                    if first_token is None:
+                        first_token = time.perf_counter()
+                    tokens += output.token_ids
+                    pieces.append(output.text)
+                    reason = output.finish_reason
+                    if not args.json:
+                        sys.stdout.write(output.text)
+                        sys.stdout.flush()
+        finally:
+            engine.abort(request)
+        ended = time.perf_counter()
+    if not args.json:
+        sys.stdout.write("\n")
+        return 0
+    first_token = first_token or ended
+    decoding = ended - first_token
+    print(
+        json.dumps(
+            {
+                "text": "".join(pieces),
+                "ids": tokens,
+                "finish_reason": reason.value,
+                "prompt_tokens": len(prompt),
+                "output_tokens": len(tokens),
+                "ttft_s": first_token - started,
+                "tokens_per_s": (len(tokens) - 1) / decoding if decoding > 0 else 0.0,
+            }
+        )
+    )
+    return 0
+
+
+def _prompt_ids(engine: Engine, text: str, system: str | None, *, chat: bool) -> NDArray[np.int32]:
+    """The prompt as ids; in a chat, only the template's own text can become control tokens."""
+    if not chat:
+        return engine.tokenizer.encode(text)
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return engine.encode_chat(messages)
