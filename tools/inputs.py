@@ -6,8 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-from hostcache.errors import UsageError
-
 __all__ = ["read_ids", "read_text"]
 
 TEXT_LIMIT = 64 << 20
@@ -21,6 +19,8 @@ def read_text(text: str | None, path: str | None) -> str:
         UsageError: both are given, the text is too long, or it is not UTF-8.
         OSError: the file cannot be read.
     """
+    from hostcache.errors import UsageError
+
     if text is not None and path is not None:
         raise UsageError("give the text or a file, not both")
     if text is not None:
@@ -50,6 +50,8 @@ def read_ids(path: str) -> list[int]:
         UsageError: it does not.
         OSError: the file cannot be read.
     """
+    from hostcache.errors import UsageError
+
     text = read_text(None, path)
     try:
         ids = json.loads(text)

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from .command import Subparsers, add_command
+from .engine_options import add_model_option, model_path
 from .units import format_mib, parse_size
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
         summary="say what fits into a board's memory, by metadata alone; exit 1 if it does not",
         example=EXAMPLE,
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file (default: the demo's model)")
+    add_model_option(parser)
     parser.add_argument(
         "--geometry", type=parse_geometry, metavar="layers=N,kv_heads=N,head_dim=N[,heads=N]", help="in place of MODEL"
     )
@@ -113,8 +114,6 @@ def _plan(args: argparse.Namespace) -> MemoryPlan:
     from npu.model import ModelConfig
     from npu.weights import plan_weights
 
-    from .demo_model import demo_model_path
-
     if (args.geometry is None) != (args.weights is None) or (args.geometry is not None and args.model is not None):
         raise UsageError("plan takes either a MODEL, or --geometry together with --weights")
     if args.geometry is not None:
@@ -123,7 +122,7 @@ def _plan(args: argparse.Namespace) -> MemoryPlan:
         geometry = KVGeometry(**fields)
         weights, runtime = args.weights, runtime_bytes(geometry.layers)
     else:
-        with GGUFFile.open(args.model or demo_model_path()) as gguf:
+        with GGUFFile.open(model_path(args)) as gguf:
             config = ModelConfig.from_gguf(gguf)
             weights = resident_weights(plan_weights(gguf, config, args.activations), args.activations)
         geometry, heads, context_limit = config.geometry, config.heads, config.context_length
