@@ -108,7 +108,6 @@ class Decoder:
         graphs = SegmentGraphs(gguf, config, plan, activations)
         with weights_folder(gguf, plan, fingerprint, activations, cache_dir) as folder:
             segments = Segments(graphs, config.layers, folder, threads)
-        gguf.release_pages()  # reading the norms brought their neighbours in
         return cls(
             config,
             segments,

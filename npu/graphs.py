@@ -123,4 +123,6 @@ class SegmentGraphs:
 
     def _norm(self, name: str) -> NDArray[np.float32]:
         weight: NDArray[np.float32] = dequantize(self._gguf.tensors[name].type, self._gguf.data(name).reshape(1, -1))[0]
+        # A fault maps the pages around the one it wanted too: over all norms that came to a fifth of the file.
+        self._gguf.release_pages()
         return weight
