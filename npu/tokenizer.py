@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -72,7 +73,9 @@ class Tokenizer:
                 add_bos=add_bos,
                 bos_id=vocabulary.bos_id,
             )
-        return cls(vocabulary, build_bpe(vocabulary.mergeable(), vocabulary.merges, pre_tokenizer), add_bos=add_bos)
+        bpe = build_bpe(vocabulary.mergeable(), vocabulary.merges, pre_tokenizer)
+        # The library has its own copy of the merges; ours, 170 bytes each, would be kept for nothing.
+        return cls(dataclasses.replace(vocabulary, merges=[]), bpe, add_bos=add_bos)
 
     def encode(self, text: str, *, special: bool = False, bos: bool | None = None) -> NDArray[np.int32]:
         """Turn text into token ids.
