@@ -91,10 +91,19 @@ def test_tensors_that_share_an_input_are_multiplied_at_once(
 
 def test_block_sums_are_taken_once_for_all_that_share_an_input(tmp_path: Path) -> None:
     # q and k are Q4_1 and v is Q4_0: two products with offsets of one input.
-    _, (first, _, _) = build(tmp_path, replace(TINY, value_type="Q4_0"), "int8")
+    _, (first, _, _) = build(tmp_path, replace(TINY, value_type="Q4_0"), "fp32")
     operations = [node.op_type for node in first.graph.node]
     assert operations.count("Gemm") == 2
     assert operations.count("ReduceSum") == 1
+
+
+def test_the_inputs_of_q_k_and_v_are_quantised_twice_for_all_products_at_once(tmp_path: Path) -> None:
+    _, (first, middle, last) = build(tmp_path, TINY, "int8")
+    operations = [node.op_type for node in first.graph.node]
+    assert operations.count("Round") == operations.count("Concat") == 1
+    assert operations.count("ReduceSum") == 1 + 1  # block sums, and the two parts of the one product
+    assert [node.op_type for node in middle.graph.node].count("Round") == 1
+    assert "Round" not in [node.op_type for node in last.graph.node]
 
 
 def test_the_last_segment_drops_unwanted_rows_first(tmp_path: Path) -> None:
