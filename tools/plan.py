@@ -58,6 +58,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "--pool", type=parse_size, default="192MiB", metavar="SIZE", help="the KV pool (default: %(default)s)"
     )
     parser.add_argument(
+        "--runtime",
+        choices=("auto", "cpu", "emulated"),
+        default="auto",
+        help="auto counts staging for an NPU, emulated also the copy that the emulated one keeps, cpu neither"
+        " (default: %(default)s)",
+    )
+    parser.add_argument(
         "--activations",
         choices=("int8", "fp32"),
         default="int8",
@@ -127,13 +134,15 @@ def _plan(args: argparse.Namespace) -> MemoryPlan:
             weights = resident_weights(plan_weights(gguf, config, args.activations), args.activations)
         geometry, heads, context_limit = config.geometry, config.heads, config.context_length
         runtime = runtime_bytes(config.layers, config.vocab)
+    staging = 0 if args.runtime == "cpu" else arena_bytes(geometry, heads)
     return MemoryPlan(
         geometry=geometry,
         ram_bytes=args.ram or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         reserve_bytes=args.reserve,
         weights_bytes=weights,
         runtime_bytes=runtime,
-        staging_bytes=arena_bytes(geometry, heads),
+        staging_bytes=staging,
+        device_bytes=staging if args.runtime == "emulated" else 0,
         pool_asked=args.pool,
         context=args.context,
         context_limit=context_limit,
@@ -149,6 +158,7 @@ def _as_json(plan: MemoryPlan, obstacles: list[str]) -> dict[str, object]:
         "weights_bytes": plan.weights_bytes,
         "runtime_bytes": plan.runtime_bytes,
         "staging_bytes": plan.staging_bytes,
+        "device_bytes": plan.device_bytes,
         "pool_bytes": plan.pool_bytes,
         "pool_blocks": plan.pool_blocks,
         "pool_limit_bytes": plan.pool_limit_bytes,
@@ -169,6 +179,7 @@ def _as_text(plan: MemoryPlan, obstacles: list[str]) -> str:
         ("weights", plan.weights_bytes),
         ("runtime", plan.runtime_bytes),
         ("staging", plan.staging_bytes),
+        *([("the emulated NPU's copy", plan.device_bytes)] if plan.device_bytes else []),
         (f"KV pool, {plan.pool_blocks} blocks", plan.pool_bytes),
         ("the process", plan.process_bytes),
         ("left to the system", plan.reserve_bytes),

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from hostcache.geometry import KVGeometry
-from npu.gguf import GGUFFile
 from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes
-from npu.model import ModelConfig
-from npu.weights import Activations, Form, PackedMatrix, WeightsPlan, plan_weights
+from npu.weights import Activations, Form, PackedMatrix, WeightsPlan
 
-ROOT = Path(__file__).parents[2]
 MIB = 2**20
 REFERENCE = KVGeometry(layers=24, kv_heads=2, head_dim=128)
 
@@ -27,7 +20,8 @@ def plan(
         ram_bytes=ram,
         reserve_bytes=500 * MIB,
         weights_bytes=1000 * MIB,
-        staging_bytes=24 * MIB,
+        staging_bytes=16 * MIB,
+        device_bytes=8 * MIB,
         runtime_bytes=84 * MIB,
         pool_asked=pool,
         context=context,
@@ -133,37 +127,4 @@ def test_the_runtime_grows_with_layers_and_vocabulary() -> None:
     base = runtime_bytes(0, 0)
     assert 50 * MIB < base < 100 * MIB
     assert runtime_bytes(24, 0) - base == 24 * 340 * 1024
-    assert runtime_bytes(0, 1000) - base == 740_000
-
-
-MEASURE = """
-import sys
-import jinja2
-import numpy as np
-from npu.decoder import Decoder
-from npu.gguf import GGUFFile
-from npu.tokenizer import Tokenizer
-
-gguf = GGUFFile.open(sys.argv[1])
-tokenizer = Tokenizer.from_metadata(gguf.metadata)
-decoder = Decoder.load(gguf, activations=sys.argv[2])
-tokens = np.arange(64, dtype=np.int32)
-decoder.forward(tokens, tokens, np.array([0]), lambda layer, q, k, v, out: out.fill(0))
-(rss,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS:"))
-print(int(rss) * 1024)
-"""
-
-
-@pytest.mark.parametrize("activations", ["int8", "fp32"])
-def test_the_estimate_is_within_a_tenth_of_what_a_running_model_takes(
-    demo_model: Path, activations: Activations
-) -> None:
-    with GGUFFile.open(demo_model) as gguf:
-        config = ModelConfig.from_gguf(gguf)
-        weights = resident_weights(plan_weights(gguf, config, activations), activations)
-    command = [sys.executable, "-c", MEASURE, str(demo_model), activations]
-    # The first load may have to pack the weights, whose leftovers are no part of the plan; the second finds them.
-    for _ in range(2):
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    measured = int(run.stdout)
-    assert weights + runtime_bytes(config.layers, config.vocab) == pytest.approx(measured, rel=0.1)
+    assert runtime_bytes(0, 1000) - base == 530_000

@@ -36,6 +36,25 @@ def test_plan_answers_in_json_and_by_status(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
+@pytest.mark.parametrize(
+    ("runtime", "staging", "device"),
+    # Six buffers of 7,733,248 bytes, as above; the emulated NPU keeps all of them a second time.
+    [("auto", 46_399_488, 0), ("cpu", 0, 0), ("emulated", 46_399_488, 46_399_488)],
+)
+def test_each_runtime_takes_what_it_needs(
+    capsys: pytest.CaptureFixture[str], runtime: str, staging: int, device: int
+) -> None:
+    arguments = ["plan", "--geometry", "layers=24,kv_heads=2,head_dim=128,heads=12", "--weights", "1GB"]
+    assert main([*arguments, "--ram", "4GiB", "--runtime", runtime, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["staging_bytes"], answer["device_bytes"]) == (staging, device)
+    assert answer["process_bytes"] == (
+        answer["weights_bytes"] + answer["runtime_bytes"] + staging + device + answer["pool_bytes"]
+    )
+    assert main([*arguments, "--ram", "4GiB", "--runtime", runtime]) == 0
+    assert ("the emulated NPU's copy" in capsys.readouterr().out) == (device > 0)
+
+
 def test_plan_in_text_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--geometry", "layers=24,kv_heads=2,head_dim=128", "--weights", "1GiB", "--ram", "4GiB"]
     assert main([*arguments, "--context", "8192"]) == 0
