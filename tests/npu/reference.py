@@ -19,11 +19,17 @@ class PlainSession:
     """One sequence behind a decoder, its K and V in plain float32 arrays `[layers, tokens, kv_heads, d]`.
 
     Attention takes one row at a time, so that a row's bits cannot depend on its neighbours in a step.
+
+    Args:
+        decoder: the dense parts.
+        capacity: most tokens the session can hold.
+        jitter: changes attention's outputs by some 1e-6, as another order of its sums would; None for exact ones.
     """
 
-    def __init__(self, decoder: Decoder, capacity: int = 256) -> None:
+    def __init__(self, decoder: Decoder, capacity: int = 256, jitter: np.random.Generator | None = None) -> None:
         config = decoder.config
         self._decoder = decoder
+        self._jitter = jitter
         self.k = np.zeros((config.layers, capacity, config.kv_heads, config.head_dim), np.float32)
         self.v = np.zeros_like(self.k)
         self.tokens = 0
@@ -45,6 +51,8 @@ class PlainSession:
             for row in range(len(q)):
                 seen = slice(0, start + row + 1)
                 out[row] = attend_one(q[row], self.k[layer, seen], self.v[layer, seen])
+            if self._jitter:
+                out *= 1 + np.float32(1e-6) * self._jitter.standard_normal(out.shape, np.float32)
 
         positions = np.arange(start, self.tokens, dtype=np.int32)
         wanted = np.array(range(len(ids)) if rows is None else rows, np.int64)

@@ -40,28 +40,29 @@ def next_logprobs(logits: NDArray[np.float32], ids: list[int]) -> NDArray[np.flo
 
 @pytest.mark.parametrize("golden", GOLDENS["scored"], ids=["first text", "second text"])
 def test_scores_follow_the_float32_pass(decoder: Decoder, golden: dict[str, Any]) -> None:
-    logprobs = next_logprobs(PlainSession(decoder).step(golden["ids"]), golden["ids"])
     exact = np.array(golden["logprob_of_next_fp32"])
-    difference = np.abs(logprobs - exact).mean()
-    perplexity = np.exp(-logprobs.mean()) / golden["perplexity_fp32"]
     if "fp32" in decoder.numerics:
+        logprobs = next_logprobs(PlainSession(decoder).step(golden["ids"]), golden["ids"])
         # The same float32 products summed in another order; 9e-6 was seen.
-        assert difference < 1e-4
-        assert perplexity == pytest.approx(1, abs=1e-4)
-    else:
-        # llama.cpp quantises its activations as well: its own distance to the float32 pass is the measure.
-        of_llama_cpp = np.abs(np.array(golden["logprob_of_next"]) - exact).mean()
-        assert difference <= 1.15 * of_llama_cpp
-        assert perplexity == pytest.approx(1, abs=0.015)
+        assert np.abs(logprobs - exact).mean() < 1e-4
+        assert np.exp(-logprobs.mean()) == pytest.approx(golden["perplexity_fp32"], rel=1e-4)
+        return
+    # A change of 1e-6 anywhere tips roundings to int8 and moves the perplexity of so short a text by 0.6 % (standard
+    # deviation), so that one run is a draw; the mean of four such draws is judged.
+    rng = np.random.default_rng(0)
+    runs = [PlainSession(decoder, jitter=rng).step(golden["ids"]) for _ in range(4)]
+    logprobs = np.stack([next_logprobs(logits, golden["ids"]) for logits in runs])
+    # llama.cpp quantises its activations as well: its own distance to the float32 pass is the measure.
+    of_llama_cpp = np.abs(np.array(golden["logprob_of_next"]) - exact).mean()
+    assert np.abs(logprobs - exact).mean() <= 1.15 * of_llama_cpp
+    assert np.exp(-logprobs.mean(1)).mean() == pytest.approx(golden["perplexity_fp32"], rel=0.015)
 
 
 @pytest.mark.parametrize("golden", GOLDENS["greedy"], ids=range(len(GOLDENS["greedy"])))
 def test_greedy_choices_are_those_of_llama_cpp_where_it_is_sure(decoder: Decoder, golden: dict[str, Any]) -> None:
     prompt, output, gaps = golden["prompt_ids"], golden["output_ids"], np.array(golden["logit_gap_top1_top2"])
-    session = PlainSession(decoder)
-    first = session.step(prompt, rows=[len(prompt) - 1])
-    rest = [session.step([token]) for token in output[:-1]]  # one row at a time, as generation does
-    chosen = np.concatenate([first, *rest]).argmax(-1)
+    ids = prompt + output[:-1]
+    chosen = PlainSession(decoder).step(ids, rows=list(range(len(prompt) - 1, len(ids)))).argmax(-1)
     sure = gaps > 0.5
     assert sure.sum() > 8
     np.testing.assert_array_equal(chosen[sure], np.array(output)[sure])
