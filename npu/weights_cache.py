@@ -34,7 +34,7 @@ from .weights import Activations, WeightsPlan
 __all__ = ["FORM_VERSION", "default_cache_dir", "model_digest", "weights_folder"]
 
 FORM_VERSION = 1
-"""Part of the cache's key: raise it whenever `plan_weights` or `pack_rows` changes what a file holds."""
+"""Part of the cache's key and of a decoder's `numerics`: raise it whenever a file's content or a graph changes."""
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _READ_BYTES = 1 << 20
