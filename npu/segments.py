@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -40,6 +41,9 @@ class Segments:
     """
 
     def __init__(self, graphs: SegmentGraphs, layers: int, folder: Path, threads: int) -> None:
+        # Official builds report to their maker, keep a device id in the user's cache folder, and warn on stderr where
+        # they cannot (1.32, Privacy.md). Not from a machine's control panel, unless its owner has asked for it.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         try:
             import onnxruntime  # noqa: PLC0415 - comes with an extra
         except ModuleNotFoundError as error:
