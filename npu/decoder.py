@@ -32,6 +32,9 @@ Attend: TypeAlias = Callable[[int, Floats, Floats, Floats, Floats], None]
 All are C-contiguous float32 views of the decoder's buffers, valid only during the call; q and k are rotated.
 """
 
+_MOST_THREADS = 64
+"""Every session has threads of its own, and where one cannot be started ONNX Runtime waits for ever (1.32)."""
+
 _BINDINGS_KEPT = 32  # row counts whose bindings are kept; one costs about 1 ms to make and 0.1 MB to keep
 
 
@@ -101,6 +104,8 @@ class Decoder:
         for name, value in (("threads", threads), ("max_rows", max_rows)):
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}", name=name, value=value)
+        if threads > _MOST_THREADS:
+            raise UsageError(f"threads must be at most {_MOST_THREADS}, got {threads}", threads=threads)
         config = ModelConfig.from_gguf(gguf)
         plan = plan_weights(gguf, config, activations)
         cache_dir = cache_dir or default_cache_dir()
