@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from hostcache.errors import BadModelFile, UnsupportedModel, UsageError
 from .stand_ins import StandIns, map_texts
 from .tokenizer import Tokenizer
 from .vocabulary import Metadata, special_texts
+
+if TYPE_CHECKING:
+    from .jinja_sandbox import SandboxedTemplate
 
 __all__ = ["ROLES", "ChatTemplate", "Message", "encode_chat"]
 
@@ -27,21 +31,15 @@ _SOURCE_LIMIT = 1 << 20  # characters; real templates are below 32 KiB
 
 
 class ChatTemplate:
-    """A model's chat template.
+    """A model's chat template, compiled when it is first rendered: a broken one does not stop a plain completion.
 
     Args:
         source: the Jinja2 text.
         special_tokens: what the template may name, such as `bos_token`.
-
-    Raises:
-        BadModelFile: the source is not a Jinja2 template.
-        MissingExtra: `jinja2` is not installed.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        from .jinja_sandbox import SandboxedTemplate  # noqa: PLC0415 - needs an optional extra
-
-        self._template = SandboxedTemplate(source)
+        self._source = source
         self._special_tokens = dict(special_tokens)
 
     @classmethod
@@ -50,8 +48,7 @@ class ChatTemplate:
 
         Raises:
             UnsupportedModel: the file has none.
-            BadModelFile: it is not a Jinja2 template.
-            MissingExtra: `jinja2` is not installed.
+            BadModelFile: it is not a text, or one of more than a mebibyte.
         """
         source = metadata.get("tokenizer.chat_template")
         if source is None:
@@ -85,7 +82,9 @@ class ChatTemplate:
 
         Raises:
             UsageError: a message is malformed, or the template refuses the conversation or fails on it.
+            BadModelFile: the source is not a Jinja2 template.
             ModelError: the template reaches outside its sandbox.
+            MissingExtra: `jinja2` is not installed.
         """
         _check(messages)
         return self._template.render(
@@ -97,6 +96,12 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+
+    @functools.cached_property
+    def _template(self) -> SandboxedTemplate:
+        from .jinja_sandbox import SandboxedTemplate  # noqa: PLC0415 - needs an optional extra
+
+        return SandboxedTemplate(self._source)
 
 
 def encode_chat(

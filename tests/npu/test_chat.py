@@ -169,7 +169,7 @@ def test_a_templates_own_errors_are_told_to_the_user(source: str, problem: str) 
 )
 def test_what_is_no_template_is_a_bad_file(source: Any, problem: str) -> None:
     with pytest.raises(BadModelFile, match=problem):
-        ChatTemplate.from_metadata({**toy_metadata(), "tokenizer.chat_template": source})
+        ChatTemplate.from_metadata({**toy_metadata(), "tokenizer.chat_template": source}).render([user()])
 
 
 def test_a_file_without_template_says_what_to_use() -> None:
@@ -204,7 +204,7 @@ def test_the_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.delitem(sys.modules, "npu.jinja_sandbox", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'rockpage\[model\]'"):
-        template(PLAIN)
+        template(PLAIN).render([user()])
 
 
 # Encoding
