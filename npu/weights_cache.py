@@ -41,8 +41,15 @@ _READ_BYTES = 1 << 20
 
 
 def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/rockpage`, or `~/.cache/rockpage`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rockpage"
+    """`$XDG_CACHE_HOME/rockpage`, or `~/.cache/rockpage`.
+
+    Raises:
+        UsageError: neither the environment nor the password database names a home folder.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rockpage"
+    except RuntimeError as error:
+        raise UsageError(f"user {os.getuid()} has no home folder for the cache: set XDG_CACHE_HOME or HOME") from error
 
 
 def model_digest(gguf: GGUFFile, cache_dir: Path) -> str:
@@ -127,8 +134,8 @@ def _build(folder: Path, gguf: GGUFFile, plan: WeightsPlan) -> None:
                 file.write(_hash(file, plan.nbytes))
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:
-            unfinished.unlink(missing_ok=True)  # do not fill a full disk
+        except BaseException:  # a full disk that should not stay full; Ctrl-C
+            unfinished.unlink(missing_ok=True)
             raise
         unfinished.replace(path)
         _sync_folder(folder)
@@ -169,8 +176,13 @@ def _hash(file: io.BufferedIOBase, nbytes: int) -> bytes:
 def _replace(path: Path, content: bytes) -> None:
     """Write a small file so that readers see the old content or the new, never half of it."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
-        file.write(content)
-    Path(file.name).replace(path)
+        try:
+            file.write(content)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 def _sync_folder(folder: Path) -> None:
