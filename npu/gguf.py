@@ -50,7 +50,7 @@ class GGUFFile:
             path: a regular file.
 
         Raises:
-            UsageError: the path cannot be opened or is not a regular file.
+            UsageError: the path cannot be opened or mapped, or is not a regular file.
             BadModelFile: the file is not GGUF, is cut short, or contradicts itself.
             UnsupportedModel: big endian, a version other than 2 or 3, or an unknown tensor type.
         """
@@ -68,6 +68,8 @@ class GGUFFile:
             if status.st_size == 0:  # mmap refuses empty files
                 raise BadModelFile(f"{path}: the file is empty; fetch it again", path=str(path), size=0)
             mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        except OSError as error:  # a file of the kernel's, or an address space too small for it
+            raise UsageError(f"cannot map model file {path}: {error.strerror}", path=str(path)) from error
         finally:
             os.close(fd)
         return cls(path, mapping, status)
