@@ -137,7 +137,10 @@ class Scheduler:
                 blocks=blocks,
                 total=self._pool.total,
             )
-        buffer = np.empty(len(tokens) + (room if max_tokens is None else max_tokens), dtype=np.int32)
+        limit = len(tokens) + (room if max_tokens is None else max_tokens)
+        # The token behind those that fill the whole pool fails the request. The context alone is no bound: a damaged
+        # model may claim any.
+        buffer = np.empty(min(limit, self._pool.total * self._pool.block_tokens + 2), dtype=np.int32)
         buffer[: len(tokens)] = tokens
         request = Request(self._take_id(), buffer, len(tokens), len(tokens), namespace, self._cache.table())
         self.waiting.append(request)
