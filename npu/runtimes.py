@@ -41,5 +41,10 @@ def open_runtime(
     if name in ("auto", "cpu"):
         return CpuAttention(cache, heads, threads)
     if name == "emulated":
-        return EmulatedAttention(cache, heads, rounding, fallback=CpuAttention(cache, heads, threads))
+        fallback = CpuAttention(cache, heads, threads)
+        try:
+            return EmulatedAttention(cache, heads, rounding, fallback=fallback)
+        except BaseException:
+            fallback.close()  # it holds on to the cache, which the caller is about to close
+            raise
     raise UsageError(f"no runtime is called '{name}': use one of {', '.join(get_args(RuntimeName))}", runtime=name)
