@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -142,7 +141,9 @@ class Engine:
             )
         limit = decoder.config.context_length
         if context_length is not None and not 1 <= context_length <= limit:
-            raise UsageError(f"a context of {context_length} is not within 1..{limit}", context=context_length)
+            raise UsageError(
+                f"a context of {context_length} is not within 1..{limit}, the model's", context=context_length
+            )
         config = SchedulerConfig(
             context_length=context_length or limit,
             max_rows=max_rows,
@@ -282,13 +283,14 @@ class Engine:
 
         Raises:
             RequestRefused: fewer than two tokens, or more than the context or the pool holds.
+            RequestFailed: the model's numbers are broken.
             UsageError: an id is outside the vocabulary.
         """
         ids = self._check_ids(np.asarray(tokens)).astype(np.int32)
         config = self.scheduler.config
         if ids.ndim != 1 or not 2 <= len(ids) <= config.context_length:
             raise RequestRefused(
-                f"a text to score has 2 to {config.context_length} tokens, got shape {ids.shape}", shape=ids.shape
+                f"a text to score has 2 to {config.context_length} tokens, got {ids.size}: split it", shape=ids.shape
             )
         blocks = self.cache.geometry.blocks_for(len(ids))
         if blocks > self.cache.pool.available:
@@ -322,9 +324,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _advance(self) -> list[RequestOutput]:
