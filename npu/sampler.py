@@ -70,7 +70,10 @@ class SamplingParams:
             ),
             "seed": (seed is None or (_is_integer(seed) and 0 <= seed < _SEEDS), "from 0 to 2**64 - 1, or None"),
             "max_tokens": (_is_integer(self.max_tokens) and self.max_tokens >= 1, "an integer, 1 or more"),
-            "stop": (isinstance(self.stop, tuple) and all(map(_is_text, self.stop)), "a tuple of non-empty strings"),
+            "stop": (
+                isinstance(self.stop, tuple) and all(map(_is_text, self.stop)),
+                "a tuple of non-empty strings without surrogates",
+            ),
             "ignore_eos": (isinstance(self.ignore_eos, bool), "True or False"),
         }
         for name, (holds, wanted) in rules.items():
@@ -158,7 +161,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
+    return isinstance(value, str) and value != "" and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _penalised(logits: NDArray[np.float32], history: NDArray[np.int32], penalty: float) -> NDArray[np.float32]:
