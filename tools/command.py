@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import NoReturn, Protocol, TypeAlias
 
+from .streams import complain
+
 __all__ = ["Command", "Parser", "Subparsers", "add_command"]
 
 
@@ -14,7 +16,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and one line on stderr."""
-        self.exit(2, f"rockpage: error: {message} (see: {self.prog} --help)\n")
+        complain(f"{message} (see: {self.prog} --help)")
+        self.exit(2)
 
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"

@@ -1,7 +1,7 @@
 """Entry point of the `rockpage` command: parses, dispatches, and turns failures into one line and a status.
 
 Exit status: 0 done; 1 the answer is no (a model does not fit); 2 bad input or a failure, with one line on stderr;
-130 interrupted by Ctrl-C; 141 whoever read our output has gone.
+130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by a terminal that closed; 141 whoever read our output has gone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from . import demo, plan, run, score, tokenize
 from .command import Command, Parser
+from .signals import unwinding_signals
+from .streams import complain, prepare_streams
 from .terminal import preserved_terminal
 
 __all__ = ["main"]
@@ -37,15 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status. `ROCKPAGE_DEBUG=1` in the environment lets failures through with their traceback.
 
     Raises:
-        SystemExit: by argparse, after `--help`, `--version` or a usage error.
+        SystemExit: by argparse, after `--help`, `--version` or a usage error; by SIGTERM and SIGHUP.
     """
-    with preserved_terminal():
+    prepare_streams()
+    if sys.stdout is None:
+        complain("stdout is closed: give it a file, a pipe, or /dev/null")
+        return 2
+    with unwinding_signals(), preserved_terminal():
         try:
             args = _parser().parse_args(argv)
             status: int = args.run(args)
             sys.stdout.flush()  # a broken pipe must show here, where it is handled, not at exit
         except KeyboardInterrupt:
-            sys.stderr.write("\n")
+            if sys.stderr is not None:
+                sys.stderr.write("\n")  # the shell's prompt starts on its own line
             return INTERRUPTED
         except BrokenPipeError:
             # Python flushes stdout once more at exit; what it still holds has nowhere to go.
@@ -55,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             message = _explain(error)
             if message is None or os.environ.get("ROCKPAGE_DEBUG") == "1":
                 raise
-            sys.stderr.write(f"rockpage: error: {message}\n")
+            complain(message)
             return 2
     return status
 
@@ -74,17 +81,14 @@ def _parser() -> Parser:
 
 
 def _explain(error: Exception) -> str | None:
-    """One line for a failure that is the input's or the system's; None for a bug of ours."""
+    """What to say of a failure that is the input's or the system's; None for a bug of ours."""
     from hostcache.errors import RockpageError
 
     if isinstance(error, RockpageError):
-        text = str(error)
-    elif isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    else:
-        return None
-    # Names from a damaged file may hold line breaks or terminal escapes.
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return None
 
 
 class _Version(argparse.Action):

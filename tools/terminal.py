@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import termios
 import time
@@ -29,7 +30,10 @@ def preserved_terminal() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, modes)
+        with contextlib.suppress(OSError, termios.error):  # it may have gone meanwhile
+            # Only what has changed: setting modes from the background would stop the whole job (SIGTTOU).
+            if termios.tcgetattr(descriptor) != modes:
+                termios.tcsetattr(descriptor, termios.TCSANOW, modes)  # not DRAIN: output may be stopped (Ctrl-S)
 
 
 class ProgressBar:
