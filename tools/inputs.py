@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import reprlib
 import sys
-from pathlib import Path
 
 __all__ = ["read_ids", "read_text"]
 
-TEXT_LIMIT = 64 << 20
-"""Bytes of text read at most: far beyond any context, far below what would hurt."""
+TEXT_LIMIT = 1 << 20
+"""Bytes of text read at most: 8 for each token of the longest context of Llama-type models, 131,072.
+
+Tokenising takes 200 to 340 bytes of memory for a byte of text (tokenizers 0.22), so this also bounds that.
+"""
 
 
 def read_text(text: str | None, path: str | None) -> str:
     """The text itself, or a file's content, or stdin (also for the path `-`).
 
     Raises:
-        UsageError: both are given, the text is too long, or it is not UTF-8.
-        OSError: the file cannot be read.
+        UsageError: both are given, the text cannot be read, is too long, or is not UTF-8.
     """
     from hostcache.errors import UsageError
 
@@ -25,14 +28,16 @@ def read_text(text: str | None, path: str | None) -> str:
         raise UsageError("give the text or a file, not both")
     if text is not None:
         return text
-    name = "stdin" if path in (None, "-") else str(path)
-    if name == "stdin":
-        content = sys.stdin.buffer.read(TEXT_LIMIT + 1)
-    else:
-        with Path(name).open("rb") as file:
-            content = file.read(TEXT_LIMIT + 1)
+    if path == "-":
+        path = None
+    name = "stdin" if path is None else path
+    try:
+        content = _read(path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot read {name}: {reason}", name=name, reason=reason) from error
     if len(content) > TEXT_LIMIT:
-        raise UsageError(f"{name} holds more than {TEXT_LIMIT >> 20} MiB of text", limit=TEXT_LIMIT)
+        raise UsageError(f"{name} holds more than {TEXT_LIMIT >> 20} MiB of text: shorten or split it", name=name)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -47,8 +52,7 @@ def read_ids(path: str) -> list[int]:
     """Token ids from a file that holds a JSON list.
 
     Raises:
-        UsageError: it does not.
-        OSError: the file cannot be read.
+        UsageError: it does not, or cannot be read.
     """
     from hostcache.errors import UsageError
 
@@ -57,6 +61,29 @@ def read_ids(path: str) -> list[int]:
         ids = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a JSON list of token ids: {error}", path=path) from error
-    if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
-        raise UsageError(f"{path} is not a JSON list of token ids", path=path)
+    if not isinstance(ids, list):
+        raise UsageError(f"{path} is not a JSON list of token ids: it holds a {type(ids).__name__}", path=path)
+    for index, token in enumerate(ids):
+        if type(token) is not int or not 0 <= token < 1 << 31:
+            raise UsageError(
+                f"{path} is not a JSON list of token ids: element {index} is {reprlib.repr(token)}",
+                path=path,
+                index=index,
+            )
     return ids
+
+
+def _read(path: str | None) -> bytes:
+    """The first `TEXT_LIMIT` bytes of a file, or of stdin if `path` is None, and one more if there are more."""
+    if path is not None:
+        with open(path, "rb", opener=_open_at_once) as file:
+            os.set_blocking(file.fileno(), True)  # a writer that is there may take its time
+            return file.read(TEXT_LIMIT + 1)
+    if sys.stdin is None:
+        raise OSError("it is closed")
+    return sys.stdin.buffer.read(TEXT_LIMIT + 1)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a FIFO that nobody writes to is empty, where a plain open would wait for ever."""
+    return os.open(path, flags | os.O_NONBLOCK)

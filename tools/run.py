@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         RockpageError: the prompt, an option or the model cannot be used.
-        OSError: a file cannot be read.
+        OSError: the answer cannot be written.
     """
     from hostcache.errors import UsageError
 
