@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npu.engine import Engine
+    from npu.sampler import SamplingParams
 
 __all__ = ["add_parser", "run"]
 
@@ -141,6 +142,9 @@ def run(args: argparse.Namespace) -> int:
         RockpageError: the model could not be fetched or run.
         OSError: a file cannot be read.
     """
+    from npu.sampler import SamplingParams
+
+    params = SamplingParams(max_tokens=args.max_tokens, repetition_penalty=1.15)
     with open_engine(args) as engine:
         prompts = [
             engine.encode_chat([{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}])
@@ -151,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{len(prompts)} sessions, {shared} tokens of their prompts in common, one pool of ", end="")
             print(f"{engine.cache.blocks} blocks ({format_mib(engine.cache.buffer.nbytes)})\n", flush=True)
         cold, hit = _first_token_times(engine, prompts[0])
-        figures = {"ttft_cold_s": cold, "ttft_hit_s": hit, **_serve(engine, prompts, args.max_tokens, args.json)}
+        figures = {"ttft_cold_s": cold, "ttft_hit_s": hit, **_serve(engine, prompts, params, args.json)}
         figures["peak_rss_bytes"] = _peak_rss()
         print(json.dumps(figures) if args.json else _table(figures, len(prompts)))
     return 0
@@ -178,16 +182,11 @@ def _time_to_first_token(engine: Engine, prompt: NDArray[np.int32]) -> float:
     return time.perf_counter() - started
 
 
-def _serve(engine: Engine, prompts: list[NDArray[np.int32]], max_tokens: int, quiet: bool) -> dict[str, float]:
+def _serve(engine: Engine, prompts: list[NDArray[np.int32]], params: SamplingParams, quiet: bool) -> dict[str, float]:
     """All sessions at once; what the pool held at its fullest, and how fast tokens came."""
-    from npu.sampler import SamplingParams
-
     lines, peak, tokens = Lines(not quiet), Peak(), 0
     started = time.perf_counter()
-    sessions = {
-        engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, repetition_penalty=1.15)): number
-        for number, prompt in enumerate(prompts, start=1)
-    }
+    sessions = {engine.add_request(prompt, params): number for number, prompt in enumerate(prompts, start=1)}
     for number, question in enumerate(QUESTIONS, start=1):
         lines.push(number, f"> {question}\n", ended=False)
     while not engine.idle:
