@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: by argparse, after `--help`, `--version` or a usage error; by SIGTERM and SIGHUP.
     """
     prepare_streams()
+    # Read when numpy is first imported. The emulated NPU's small products gain nothing from OpenBLAS's threads, which
+    # spin while they wait: beside a busy neighbour a step then takes several times as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if sys.stdout is None:
         complain("stdout is closed: give it a file, a pipe, or /dev/null")
         return 2
