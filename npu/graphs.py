@@ -31,9 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .ggml import dequantize
-from .gguf import GGUFFile
 from .model import ModelConfig
 from .onnx_graph import OnnxGraph
+from .source import ModelSource
 from .weights import Activations, WeightsPlan
 
 __all__ = ["SegmentGraphs"]
@@ -43,7 +43,7 @@ class SegmentGraphs:
     """Builds the segments of one model, serialised.
 
     Args:
-        gguf: the open model file; its norms are copied into the graphs.
+        source: the open model; its norms are copied into the graphs.
         config: its dimensions.
         plan: where its matrices lie in the weights file.
         activations: how the inputs of products are held.
@@ -52,8 +52,8 @@ class SegmentGraphs:
         MissingExtra: the `onnx` package is not installed.
     """
 
-    def __init__(self, gguf: GGUFFile, config: ModelConfig, plan: WeightsPlan, activations: Activations) -> None:
-        self._gguf = gguf
+    def __init__(self, source: ModelSource, config: ModelConfig, plan: WeightsPlan, activations: Activations) -> None:
+        self._source = source
         self._config = config
         self._groups = plan.groups
         self._activations = activations
@@ -122,7 +122,8 @@ class SegmentGraphs:
         return mlp, residual
 
     def _norm(self, name: str) -> NDArray[np.float32]:
-        weight: NDArray[np.float32] = dequantize(self._gguf.tensors[name].type, self._gguf.data(name).reshape(1, -1))[0]
+        info = self._source.tensors[name]
+        weight: NDArray[np.float32] = dequantize(info.type, self._source.data(name).reshape(1, -1))[0]
         # A fault maps the pages around the one it wanted too: over all norms that came to a fifth of the file.
-        self._gguf.release_pages()
+        self._source.release_pages()
         return weight

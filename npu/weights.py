@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from hostcache.errors import UnsupportedModel
 
 from .ggml import Q4_0_BLOCK, Q4_1_BLOCK, Q8_0_BLOCK, RUNNABLE_TYPES, GGMLType, dequantize, unpack_nibbles
-from .gguf import GGUFFile
 from .model import ModelConfig
+from .source import ModelSource
 
 __all__ = ["BLOCK", "Activations", "Form", "PackedArray", "PackedMatrix", "WeightsPlan", "pack_rows", "plan_weights"]
 
@@ -110,11 +110,11 @@ class WeightsPlan:
     groups: dict[tuple[str, ...], tuple[PackedMatrix, ...]]
     nbytes: int
 
-    def write(self, gguf: GGUFFile, file: BinaryIO) -> None:
+    def write(self, source: ModelSource, file: BinaryIO) -> None:
         """Write the weights file, a megabyte of the model at a time.
 
         Args:
-            gguf: the file the plan was made for.
+            source: the model the plan was made for.
             file: seekable; left at an unspecified position.
 
         Raises:
@@ -123,26 +123,26 @@ class WeightsPlan:
         file.truncate(self.nbytes)
         for group in self.groups.values():
             for matrix in group:
-                _write_matrix(matrix, gguf, file)
-        gguf.release_pages()  # all of them were touched; the sessions that follow need the room
+                _write_matrix(matrix, source, file)
+        source.release_pages()  # all of them were touched; the sessions that follow need the room
 
 
-def plan_weights(gguf: GGUFFile, config: ModelConfig, activations: Activations) -> WeightsPlan:
+def plan_weights(source: ModelSource, config: ModelConfig, activations: Activations) -> WeightsPlan:
     """Choose a form for every matrix and a place for every array; nothing is read or written.
 
     Raises:
         UnsupportedModel: a tensor is of a type that rockpage does not run.
     """
-    for name, info in gguf.tensors.items():
+    for name, info in source.tensors.items():
         if info.type not in RUNNABLE_TYPES:
             runnable = ", ".join(kind.name for kind in RUNNABLE_TYPES)
             raise UnsupportedModel(
-                f"{gguf.path}: tensor '{name}' is {info.type.name}; rockpage runs {runnable}: requantise the model",
-                path=str(gguf.path),
+                f"{source.path}: tensor '{name}' is {info.type.name}; rockpage runs {runnable}: requantise the model",
+                path=str(source.path),
                 tensor=name,
                 type=info.type.name,
             )
-    planner = _Planner(gguf, activations)
+    planner = _Planner(source, activations)
     for layer in range(config.layers):
         block = f"blk.{layer}"
         planner.add(f"{block}.attn_q.weight", f"{block}.attn_k.weight", f"{block}.attn_v.weight")
@@ -206,21 +206,21 @@ def _form_of(kind: GGMLType, activations: Activations) -> Form:
 class _Planner:
     """Lays groups of matrices one behind the other; `end` is the first byte not yet given away."""
 
-    def __init__(self, gguf: GGUFFile, activations: Activations) -> None:
-        self._gguf = gguf
+    def __init__(self, source: ModelSource, activations: Activations) -> None:
+        self._source = source
         self._activations = activations
         self.groups: dict[tuple[str, ...], tuple[PackedMatrix, ...]] = {}
         self.end = 0
 
     def add(self, *names: str) -> None:
-        forms = [_form_of(self._gguf.tensors[name].type, self._activations) for name in names]
+        forms = [_form_of(self._source.tensors[name].type, self._activations) for name in names]
         if len(set(forms)) == 1:
             self.groups[names] = (self._place(forms[0], names),)
         else:
             self.groups[names] = tuple(self._place(form, (name,)) for form, name in zip(forms, names, strict=True))
 
     def _place(self, form: Form, names: tuple[str, ...]) -> PackedMatrix:
-        infos = [self._gguf.tensors[name] for name in names]
+        infos = [self._source.tensors[name] for name in names]
         source_rows = tuple(info.shape[0] for info in infos)
         # The packing of one row tells dtypes and shapes: the layout has no second description to disagree with.
         sample = pack_rows(form, infos[0].type, np.zeros((1, infos[0].nbytes // source_rows[0]), np.uint8))
@@ -233,12 +233,12 @@ class _Planner:
         return PackedMatrix(form, names, source_rows, infos[0].shape[1], arrays)
 
 
-def _write_matrix(matrix: PackedMatrix, gguf: GGUFFile, file: BinaryIO) -> None:
+def _write_matrix(matrix: PackedMatrix, source: ModelSource, file: BinaryIO) -> None:
     at = dict.fromkeys(matrix.arrays, 0)  # bytes of each array written so far
     for name, rows in zip(matrix.sources, matrix.source_rows, strict=True):
-        raw = gguf.data(name).reshape(rows, -1)
+        raw = source.data(name).reshape(rows, -1)
         step = max(1, _CHUNK_BYTES // raw.shape[1])
         for start in range(0, rows, step):
-            for role, values in pack_rows(matrix.form, gguf.tensors[name].type, raw[start : start + step]).items():
+            for role, values in pack_rows(matrix.form, source.tensors[name].type, raw[start : start + step]).items():
                 file.seek(matrix.arrays[role].offset + at[role])
                 at[role] += file.write(np.ascontiguousarray(values).data)

@@ -27,8 +27,9 @@ from pathlib import Path
 
 from hostcache.errors import BadModelFile, UsageError
 
-from .gguf import GGUFFile, file_identity
+from .mapped_file import MappedFile, file_identity
 from .onnx_graph import WEIGHTS_FILE
+from .source import ModelSource
 from .weights import Activations, WeightsPlan
 
 __all__ = ["FORM_VERSION", "default_cache_dir", "model_digest", "weights_folder"]
@@ -52,41 +53,30 @@ def default_cache_dir() -> Path:
         raise UsageError(f"user {os.getuid()} has no home folder for the cache: set XDG_CACHE_HOME or HOME") from error
 
 
-def model_digest(gguf: GGUFFile, cache_dir: Path) -> str:
-    """SHA-256 of a model file in hex, remembered for as long as the file is the same.
+def model_digest(source: ModelSource, cache_dir: Path) -> str:
+    """SHA-256 of a model's files in hex, remembered for as long as they are the same.
 
     Args:
-        gguf: the open file.
+        source: the open model. Of several files, the digests one behind the other are digested once more.
         cache_dir: where to remember; a folder that cannot be written only costs time.
 
     Raises:
-        BadModelFile: the path no longer names the file that was opened.
+        BadModelFile: a path no longer names the file that was opened.
     """
-    real = os.path.realpath(gguf.path)
-    note = cache_dir / "digests" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
-    known = {"path": real, "identity": list(gguf.identity)}
-    with contextlib.suppress(OSError, ValueError):  # not noted yet, or not readable: it is computed again
-        noted = json.loads(note.read_bytes())
-        if isinstance(noted, dict) and isinstance(noted.get("sha256"), str) and noted == {**noted, **known}:
-            return str(noted["sha256"])
-    with _open_again(gguf) as file:
-        digest = _hash(file, gguf.size).hex()
-    with contextlib.suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        _replace(note, json.dumps({**known, "sha256": digest}).encode())
-    return digest
+    digests = [_file_digest(file, cache_dir) for file in source.files]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 @contextmanager
 def weights_folder(
-    gguf: GGUFFile, plan: WeightsPlan, digest: str, activations: Activations, cache_dir: Path
+    source: ModelSource, plan: WeightsPlan, digest: str, activations: Activations, cache_dir: Path
 ) -> Iterator[Path]:
     """A folder that holds the finished weights file, for as long as the context lasts.
 
     Where the cache cannot be written, the file goes to a temporary folder; mappings of it outlive the context.
 
     Args:
-        gguf: the open model file.
+        source: the open model.
         plan: its weights plan for `activations`.
         digest: SHA-256 of the model file, from `model_digest`.
         activations: how the inputs of products are held.
@@ -99,16 +89,16 @@ def weights_folder(
     with contextlib.ExitStack() as stack:
         if not _is_whole(folder / WEIGHTS_FILE, plan):
             try:
-                _build(folder, gguf, plan)
+                _build(folder, source, plan)
             except OSError as refusal:
-                folder = _build_elsewhere(stack, gguf, plan, refusal)
+                folder = _build_elsewhere(stack, source, plan, refusal)
         yield folder
 
 
-def _build_elsewhere(stack: contextlib.ExitStack, gguf: GGUFFile, plan: WeightsPlan, refusal: OSError) -> Path:
+def _build_elsewhere(stack: contextlib.ExitStack, source: ModelSource, plan: WeightsPlan, refusal: OSError) -> Path:
     try:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rockpage-")))
-        _build(folder, gguf, plan)
+        _build(folder, source, plan)
     except OSError as error:
         raise UsageError(
             f"{plan.nbytes} bytes of repacked weights can be kept neither in the cache ({refusal}) nor in"
@@ -118,7 +108,7 @@ def _build_elsewhere(stack: contextlib.ExitStack, gguf: GGUFFile, plan: WeightsP
     return folder
 
 
-def _build(folder: Path, gguf: GGUFFile, plan: WeightsPlan) -> None:
+def _build(folder: Path, source: ModelSource, plan: WeightsPlan) -> None:
     """Write the weights file of `folder`, unless another process does so first."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / WEIGHTS_FILE
@@ -129,7 +119,7 @@ def _build(folder: Path, gguf: GGUFFile, plan: WeightsPlan) -> None:
         unfinished = path.with_suffix(".tmp")  # under the lock it is ours; a killed writer's is written over
         try:
             with unfinished.open("w+b") as file:
-                plan.write(gguf, file)
+                plan.write(source, file)
                 file.seek(0)
                 file.write(_hash(file, plan.nbytes))
                 file.flush()
@@ -151,15 +141,31 @@ def _is_whole(path: Path, plan: WeightsPlan) -> bool:
         return False
 
 
-def _open_again(gguf: GGUFFile) -> io.BufferedReader:
+def _file_digest(model: MappedFile, cache_dir: Path) -> str:
+    real = os.path.realpath(model.path)
+    note = cache_dir / "digests" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
+    known = {"path": real, "identity": list(model.identity)}
+    with contextlib.suppress(OSError, ValueError):  # not noted yet, or not readable: it is computed again
+        noted = json.loads(note.read_bytes())
+        if isinstance(noted, dict) and isinstance(noted.get("sha256"), str) and noted == {**noted, **known}:
+            return str(noted["sha256"])
+    with _open_again(model) as file:
+        digest = _hash(file, model.size).hex()
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        _replace(note, json.dumps({**known, "sha256": digest}).encode())
+    return digest
+
+
+def _open_again(model: MappedFile) -> io.BufferedReader:
     """The model file as a stream: read in pieces, it never counts as this process's memory as a mapping would."""
     try:
-        file = gguf.path.open("rb")
+        file = model.path.open("rb")
     except OSError as error:
-        raise BadModelFile(f"{gguf.path}: gone while it was read ({error.strerror})", path=str(gguf.path)) from error
-    if file_identity(os.fstat(file.fileno())) != gguf.identity:
+        raise BadModelFile(f"{model.path}: gone while it was read ({error.strerror})", path=str(model.path)) from error
+    if file_identity(os.fstat(file.fileno())) != model.identity:
         file.close()
-        raise BadModelFile(f"{gguf.path}: replaced while it was read; load it again", path=str(gguf.path))
+        raise BadModelFile(f"{model.path}: replaced while it was read; load it again", path=str(model.path))
     return file
 
 

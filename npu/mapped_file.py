@@ -1,0 +1,83 @@
+"""A file of a model, mapped read-only: its bytes stay in the page cache and are no memory of this process's own."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.errors import BadModelFile, UsageError
+
+__all__ = ["MappedFile", "file_identity"]
+
+
+class MappedFile:
+    """A regular file, mapped whole.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        path: as given.
+        identity: size, modification time in ns and inode, to notice that the path now names another file.
+        mapping: the file's bytes, for parsers that read in place.
+
+    Raises:
+        UsageError: the path cannot be opened or mapped, or is not a regular file.
+        BadModelFile: the file is empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            # Without O_NONBLOCK, opening a FIFO that nobody writes to would wait for ever.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"cannot open model file {path}: {reason}", path=str(path), reason=reason) from error
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise UsageError(f"model {path} is not a regular file; give the path of a .gguf file", path=str(path))
+            if status.st_size == 0:  # mmap refuses empty files
+                raise BadModelFile(f"{path}: the file is empty; fetch it again", path=str(path), size=0)
+            self.mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        except OSError as error:  # a file of the kernel's, or an address space too small for it
+            raise UsageError(f"cannot map model file {path}: {error.strerror}", path=str(path)) from error
+        finally:
+            os.close(fd)
+        self.identity = file_identity(status)
+        self._bytes: NDArray[np.uint8] | None = np.frombuffer(self.mapping, np.uint8)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self.content())
+
+    def content(self) -> NDArray[np.uint8]:
+        """The whole file, uint8 `[size]`, read-only, a view of the mapping. It stays valid after `close`.
+
+        Raises:
+            UsageError: the file was closed.
+        """
+        if self._bytes is None:
+            raise UsageError(f"model file {self.path} was closed", path=str(self.path))
+        return self._bytes
+
+    def release_pages(self) -> None:
+        """Take the file's pages out of this process's memory; touching a view brings its pages back."""
+        self.content()
+        self.mapping.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        """Refuse further use; the mapping goes with this object and the last view. Safe to call twice."""
+        self._bytes = None
+
+
+def file_identity(status: os.stat_result) -> tuple[int, int, int]:
+    """What distinguishes a file's content without reading it: size, modification time in ns, inode."""
+    return status.st_size, status.st_mtime_ns, status.st_ino
