@@ -1,19 +1,21 @@
 """GGML's tensor types: their block layouts, and the exact decoding of those rockpage runs.
 
 A row of a quantised tensor is a sequence of blocks; each block holds its scales and its quants together. Numbers and
-layouts are those of `ggml.h` and `ggml-common.h` (MIT).
+layouts are those of `ggml.h` and `ggml-common.h` (MIT). The commonest types are decoded here; the others by the `gguf`
+package, which llama.cpp's makers keep beside the format: pure Python over numpy, the same on every architecture.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hostcache.errors import UnsupportedModel
+from hostcache.errors import MissingExtra, UnsupportedModel
 
-__all__ = ["RUNNABLE_TYPES", "GGMLType", "dequantize"]
+__all__ = ["RUNNABLE_TYPES", "GGMLType", "dequantize", "gguf_quants"]
 
 
 class GGMLType(IntEnum):
@@ -112,7 +114,22 @@ Q4_0_BLOCK = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
 Q4_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", (16,))])
 Q8_0_BLOCK = np.dtype([("d", "<f2"), ("qs", "i1", (32,))])
 
-RUNNABLE_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0)
+RUNNABLE_TYPES = (
+    GGMLType.F32,
+    GGMLType.F16,
+    GGMLType.BF16,
+    GGMLType.Q4_0,
+    GGMLType.Q4_1,
+    GGMLType.Q5_0,
+    GGMLType.Q5_1,
+    GGMLType.Q8_0,
+    GGMLType.Q2_K,
+    GGMLType.Q3_K,
+    GGMLType.Q4_K,
+    GGMLType.Q5_K,
+    GGMLType.Q6_K,
+    GGMLType.IQ4_NL,
+)
 """The types rockpage can compute with; files of other types can still be read and planned for."""
 
 
@@ -133,12 +150,20 @@ def dequantize(kind: GGMLType, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
 
     Raises:
         UnsupportedModel: `kind` is not one of `RUNNABLE_TYPES`.
+        MissingExtra: the type needs the `gguf` package, which is not installed.
     """
+    if kind not in RUNNABLE_TYPES:
+        raise UnsupportedModel(
+            f"tensor type {kind.name} cannot be run; use a file of {', '.join(t.name for t in RUNNABLE_TYPES)}",
+            type=kind.name,
+        )
     rows = raw.shape[0]
     if kind is GGMLType.F32:
         return raw.view("<f4").astype(np.float32)
     if kind is GGMLType.F16:
         return raw.view("<f2").astype(np.float32)
+    if kind is GGMLType.BF16:  # the upper half of a float32
+        return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     if kind is GGMLType.Q4_0:
         blocks = raw.view(Q4_0_BLOCK)
         values = (unpack_nibbles(blocks["qs"]).astype(np.float32) - 8) * blocks["d"].astype(np.float32)[..., None]
@@ -150,8 +175,19 @@ def dequantize(kind: GGMLType, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         blocks = raw.view(Q8_0_BLOCK)
         values = blocks["qs"].astype(np.float32) * blocks["d"].astype(np.float32)[..., None]
     else:
-        raise UnsupportedModel(
-            f"tensor type {kind.name} cannot be run; use a file of {', '.join(t.name for t in RUNNABLE_TYPES)}",
-            type=kind.name,
-        )
+        quants = gguf_quants()
+        values = quants.dequantize(raw, quants.GGMLQuantizationType(kind))
     return values.reshape(rows, -1)
+
+
+def gguf_quants() -> ModuleType:
+    """The module `gguf.quants`.
+
+    Raises:
+        MissingExtra: the `gguf` package is not installed.
+    """
+    try:
+        import gguf.quants  # noqa: PLC0415 - comes with an extra, and most models do without
+    except ModuleNotFoundError as error:
+        raise MissingExtra("this model's tensor types need gguf: pip install 'rockpage[model]'") from error
+    return gguf.quants

@@ -232,10 +232,8 @@ def test_bad_options(tiny: Path, options: dict[str, int], words: str) -> None:
 
 
 def test_other_tensor_types_are_refused_by_name(tmp_path: Path) -> None:
-    path = write_tiny_llama(tmp_path / "tiny.gguf", replace(TINY, value_type="Q5_0"))
-    with pytest.raises(
-        UnsupportedModel, match=r"'blk.0.attn_v.weight' is Q5_0; rockpage runs F32, F16, Q4_0, Q4_1, Q8_0"
-    ):
+    path = write_tiny_llama(tmp_path / "tiny.gguf", replace(TINY, value_type="MXFP4"))
+    with pytest.raises(UnsupportedModel, match=r"'blk.0.attn_v.weight' is MXFP4; rockpage runs F32, F16, BF16, Q4_0"):
         load(path, "int8")
 
 

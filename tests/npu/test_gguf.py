@@ -13,13 +13,13 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize as reference_dequantize
-from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hostcache.errors import BadModelFile, ModelError, UnsupportedModel, UsageError
 from npu.ggml import RUNNABLE_TYPES, GGMLType, dequantize
 from npu.gguf import GGUFFile, MetaValue
+from tests.npu.quantised import encode
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 
 MAGIC = b"GGUF"
@@ -116,25 +116,26 @@ def test_reads_back_whatever_metadata_the_reference_writer_writes(
 
 @pytest.mark.parametrize("kind", RUNNABLE_TYPES, ids=lambda kind: kind.name)
 def test_tensors_decode_as_the_reference_decodes_them(tmp_path: Path, kind: GGMLType) -> None:
-    values = np.random.default_rng(kind).standard_normal((3, 5, 64), np.float32)
+    values = np.random.default_rng(kind).standard_normal((3, 5, 256), np.float32)
     values[0, 0, :32] = 0  # a block of scale 0
     reference_type = gguf.GGMLQuantizationType(kind)
+    stored = encode(values, kind)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_custom_alignment(64)
     writer.add_tensor("first", np.ones(3, np.float32))  # so that the second does not start at 0
-    writer.add_tensor("second", quantize(values, reference_type), raw_dtype=reference_type)
+    writer.add_tensor("second", stored, raw_dtype=reference_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     with GGUFFile.open(tmp_path / "model.gguf") as opened:
         info = opened.tensors["second"]
-        assert (info.shape, info.type, info.offset % 64) == ((3, 5, 64), kind, 0)
+        assert (info.shape, info.type, info.offset % 64) == ((3, 5, 256), kind, 0)
         raw = opened.data("second")
         assert not raw.flags.writeable
-        assert info.nbytes == len(raw) == 15 * 64 // kind.block_elements * kind.block_bytes
-        expected = reference_dequantize(quantize(values, reference_type), reference_type)
-        np.testing.assert_array_equal(dequantize(kind, raw.reshape(15, -1)).reshape(3, 5, 64), expected)
+        assert info.nbytes == len(raw) == 15 * 256 // kind.block_elements * kind.block_bytes
+        expected = reference_dequantize(stored, reference_type)
+        np.testing.assert_array_equal(dequantize(kind, raw.reshape(15, -1)).reshape(3, 5, 256), expected)
         np.testing.assert_array_equal(opened.data("first").view("<f4"), np.ones(3, np.float32))
 
 
