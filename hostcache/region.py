@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -18,6 +20,12 @@ HUGE_PAGE = 2 << 20
 
 MADV_POPULATE_WRITE = 23
 """include/uapi/asm-generic/mman-common.h, Linux 5.14; Python's mmap module does not name it."""
+
+MADV_WIPEONFORK = 18
+"""include/uapi/asm-generic/mman-common.h, Linux 4.14; for private memory only."""
+
+UNPOPULATED = (errno.ENOMEM, errno.EFAULT)
+"""What madvise(2) says when pages cannot be had; touching them would end the process. Else it knows no populating."""
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
@@ -37,6 +45,9 @@ class Region:
 
     Made by `Region.anonymous` or `Region.memfd`. Every page is touched before the constructor returns: a board
     that lacks the memory says so at start and not in the middle of a conversation.
+
+    A process forked off later finds zeros in an anonymous region (a kernel older than 4.14 gives it a copy): no
+    conversation leaks into it, and writing on in the parent does not copy the pool page by page.
 
     Attributes:
         nbytes: usable bytes, as asked for.
@@ -69,7 +80,10 @@ class Region:
         start = -whole.__array_interface__["data"][0] % HUGE_PAGE if fd is None else 0
         self.buffer: NDArray[np.uint8] = whole[start : start + nbytes]
         self.huge_pages = self._advise_huge_pages()
-        self._populate(start)
+        if fd is None:
+            with contextlib.suppress(OSError):  # a kernel that cannot: the child has a copy, as of all other memory
+                self._map.madvise(MADV_WIPEONFORK)
+        self._populate(start, available)
 
     @classmethod
     def anonymous(cls, nbytes: int) -> Region:
@@ -126,11 +140,14 @@ class Region:
             return False
         return True
 
-    def _populate(self, start: int) -> None:
+    def _populate(self, start: int, available: int | None) -> None:
         first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
         try:
             self._map.madvise(MADV_POPULATE_WRITE, first_page, start + self.nbytes - first_page)
-        except OSError:  # before Linux 5.14: touch each page ourselves
+        except OSError as error:
+            if error.errno in UNPOPULATED:
+                self._refuse(f"its pages cannot be had: {error.strerror}", available)
+            # Before Linux 5.14: touch each page ourselves.
             self.buffer[:: mmap.PAGESIZE] = 0
 
     def _refuse(self, why: str, available: int | None) -> None:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import errno
+import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +12,7 @@ import pytest
 
 from hostcache import Region, available_bytes
 from hostcache.errors import RegionError, UsageError
-from hostcache.region import HUGE_PAGE
+from hostcache.region import HUGE_PAGE, MADV_POPULATE_WRITE
 
 
 def resident_bytes() -> int:
@@ -91,3 +95,45 @@ def test_meminfo_without_the_line_says_nothing(tmp_path: Path) -> None:
     assert available_bytes(tmp_path / "missing") is None
     (tmp_path / "meminfo").write_text("MemAvailable:     2048 kB\n")
     assert available_bytes(tmp_path / "meminfo") == 2 << 20
+
+
+def test_a_forked_child_finds_zeros_and_the_parent_keeps_its_bytes() -> None:
+    """The fork happens in a process of its own: pytest's may have threads."""
+    script = """
+import os
+from hostcache import Region
+region = Region.anonymous(3 << 20)
+region.buffer[:] = 7
+child = os.fork()
+if child == 0:
+    region.buffer[:4] += 1
+    os._exit(int(region.buffer.sum()))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), bool((region.buffer == 7).all()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "4 True\n"  # four ones on zeros
+
+
+@pytest.mark.parametrize("refused", [errno.ENOMEM, errno.EFAULT])
+def test_pages_that_cannot_be_had_are_one_error(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "mmap", populating_says(refused))
+    with pytest.raises(RegionError, match=r"cannot take 0\.0 MiB for the pool \(its pages cannot be had: "):
+        Region.anonymous(8192)
+
+
+def test_a_kernel_that_cannot_populate_gets_its_pages_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "mmap", populating_says(errno.EINVAL))
+    before = resident_bytes()
+    region = Region.anonymous(16 << 20)
+    assert resident_bytes() - before >= 16 << 20
+    region.close()
+
+
+def populating_says(refused: int) -> type[mmap.mmap]:
+    class Mapping(mmap.mmap):
+        def madvise(self, option: int, *where: int) -> None:
+            if option == MADV_POPULATE_WRITE:
+                raise OSError(refused, os.strerror(refused))
+            super().madvise(option, *where)
+
+    return Mapping
