@@ -2,6 +2,8 @@
  *
  * The caller works too, so a pool of n threads starts n - 1 helpers. A helper that wakes late finds the work withdrawn
  * and sleeps on: the caller waits for helpers that have begun, never for one that the machine has not scheduled yet.
+ *
+ * A process forked off later has none of the helpers: there the pool may be stopped and nothing else.
  */
 #ifndef RP_THREADS_H
 #define RP_THREADS_H
@@ -11,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* `thread` is 0 for the caller and 1..n-1 for the helpers. */
 typedef void rp_work(void *argument, int32_t thread);
@@ -26,6 +29,7 @@ typedef struct {
     bool stop;
     int32_t helpers;
     pthread_t *threads;
+    pid_t process; /* where the helpers are */
 } rp_threads;
 
 typedef struct {
@@ -84,6 +88,10 @@ static void rp_threads_run(rp_threads *pool, rp_work *work, void *argument, int3
 
 static void rp_threads_stop(rp_threads *pool)
 {
+    if (getpid() != pool->process) { /* nobody to join, and a helper may have held the lock when we were forked */
+        free(pool->threads);
+        return;
+    }
     pthread_mutex_lock(&pool->lock);
     pool->stop = true;
     pthread_cond_broadcast(&pool->offered);
@@ -99,7 +107,7 @@ static void rp_threads_stop(rp_threads *pool)
 /* Returns 0, or an errno; then nothing is left running. */
 static int rp_threads_start(rp_threads *pool, int32_t threads)
 {
-    *pool = (rp_threads){.threads = calloc((size_t)threads, sizeof(pthread_t))};
+    *pool = (rp_threads){.threads = calloc((size_t)threads, sizeof(pthread_t)), .process = getpid()};
     if (!pool->threads)
         return ENOMEM;
     pthread_mutex_init(&pool->lock, NULL);

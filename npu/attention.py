@@ -50,7 +50,8 @@ class AttentionRuntime(Protocol):
         """Plan one step; the plan serves every layer.
 
         Raises:
-            UsageError: a block id is outside the pool or a table is shorter than its context.
+            UsageError: a block id is outside the pool, a table is shorter than its context, or this process was forked
+                off after the runtime had been opened.
         """
 
     def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:

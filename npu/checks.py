@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +12,7 @@ from hostcache.geometry import KVGeometry
 
 from .attention import AttentionBatch
 
-__all__ = ["check_operand", "copy_checked"]
+__all__ = ["check_operand", "check_process", "copy_checked"]
 
 
 def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> AttentionBatch:
@@ -96,6 +98,28 @@ def check_operand(
         )
     if writable and not array.flags.writeable:
         raise UsageError(f"{name} is read-only: pass an array that may be written", name=name)
+
+
+def check_process(opened_in: int) -> None:
+    """See that a runtime is used where it was opened.
+
+    fork() copies neither threads nor a device's state, and the pool's pages are empty in the child (see
+    `hostcache.region`): whatever it computed would hang or be wrong.
+
+    Args:
+        opened_in: id of the process that opened the runtime.
+
+    Raises:
+        UsageError: this is another process, forked off later.
+    """
+    here = os.getpid()
+    if here != opened_in:
+        raise UsageError(
+            f"process {here} was forked from process {opened_in} after the engine had started, and cannot use it: "
+            "load the model after the fork, or start the child with multiprocessing's 'spawn'",
+            process=here,
+            opened_in=opened_in,
+        )
 
 
 def _copy_int32(name: str, array: NDArray[np.int32], *, dimensions: int) -> NDArray[np.int32]:

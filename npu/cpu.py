@@ -14,7 +14,7 @@ from hostcache.geometry import KVGeometry
 
 from ._attention import ffi, lib
 from .attention import AttentionBatch
-from .checks import check_operand, copy_checked
+from .checks import check_operand, check_process, copy_checked
 
 __all__ = ["BlockMemory", "CpuAttention"]
 
@@ -94,13 +94,14 @@ class CpuAttention:
         self._batch: AttentionBatch | None = None
         self._tile_starts = np.zeros(1, np.int32)
         self._closed = False
+        self._process = os.getpid()
 
     def begin_step(self, batch: AttentionBatch) -> None:
         """Check `batch` and keep a copy of it; the copy serves every layer.
 
         Raises:
             UsageError: a block id is outside the pool, a table is shorter than its context, the arrays do not fit
-                together, the previous step has not ended, or the runtime is closed.
+                together, the previous step has not ended, the runtime is closed, or was opened before a fork().
         """
         self._check_open()
         if self._batch is not None:
@@ -175,6 +176,7 @@ class CpuAttention:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this attention runtime is closed: make a new one")
+        check_process(self._process)
 
 
 def _check_geometry(geometry: KVGeometry, heads: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from hostcache.region import Region
 from staging import DEFAULT_BUCKETS, Buckets, StagingArena, StagingBuffer
 
 from .attention import AttentionBatch, AttentionRuntime
-from .checks import check_operand, copy_checked
+from .checks import check_operand, check_process, copy_checked
 from .device import AttentionJob, poison, require_fresh
 from .emulated_device import EmulatedDevice, EmulatedRun, Faults
 from .fp16 import Rounding
@@ -104,6 +105,7 @@ class EmulatedAttention:
         self._fallback = fallback
         self._step: _Step | None = None
         self._closed = False
+        self._process = os.getpid()
         region = Region.anonymous(arena_bytes(cache.geometry, heads, cores, buckets))
         self._device = EmulatedDevice(region.buffer, rounding, cores, faults)
         self._arena = StagingArena(region, cores * BUFFERS_PER_CORE, self._device)
@@ -118,7 +120,7 @@ class EmulatedAttention:
 
         Raises:
             UsageError: the batch contradicts itself, a block id is outside the pool, the previous step has not
-                ended, or the runtime is closed.
+                ended, the runtime is closed, or was opened before a fork().
             NoBucket: a sequence is longer than the largest bucket and there is no fallback.
         """
         self._check_open()
@@ -242,3 +244,4 @@ class EmulatedAttention:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this attention runtime is closed: make a new one")
+        check_process(self._process)

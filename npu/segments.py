@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -65,6 +67,20 @@ class Segments:
         middle = [session(graphs.middle(layer)) for layer in range(layers - 1)]
         self.sessions = [session(graphs.first()), *middle, last]
         self.runtime_version: str = onnxruntime.__version__
+        _alive.add(self)
+
+
+_alive: weakref.WeakSet[Segments] = weakref.WeakSet()
+
+
+def _never_destroy_sessions() -> None:
+    """In a child of fork(): a session's destructor joins threads that only the parent has, and that is a segfault."""
+    for segments in _alive:
+        for session in segments.sessions:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))  # a reference that nobody will ever give up
+
+
+os.register_at_fork(after_in_child=_never_destroy_sessions)
 
 
 @functools.cache  # the registration lasts as long as the process
