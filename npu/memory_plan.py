@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hostcache.geometry import KVGeometry
 
-from .weights import BLOCK, Activations, Form, WeightsPlan
+from .weights import Activations, Form, PackedMatrix, WeightsPlan
 
 __all__ = ["PREALLOCATED_TOKENS", "USUAL_VOCABULARY", "MemoryPlan", "resident_weights", "runtime_bytes"]
 
@@ -22,15 +22,19 @@ _LIBRARIES_BYTES = 84 << 20  # the interpreter with all imports and what they to
 _TOKEN_BYTES = 530  # of vocabulary and merges, in the tokenizer
 _LAYER_BYTES = 340 << 10  # a session and its graph, without weights
 
-_RESIDENT_BYTES: dict[Form, dict[Activations, int]] = {
-    # quants, packed scales, block sums for int8, offsets; and the scales once more, which stay mapped
-    Form.Q4: {"int8": 16 + 4 + 4 + 4, "fp32": 16 + 4},
-    Form.Q4_OFFSET: {"int8": 16 + 4 + 4 + 4 + 4, "fp32": 16 + 4 + 4},
-    Form.Q8: {"int8": 32 + 4 + 4 + 4},
-    Form.Q8_HALVES: {"fp32": 2 * 16 + 2 * 4 + 4},
-    Form.DENSE: {"int8": 32 * 4, "fp32": 32 * 4},
+_RESIDENT_BYTES: dict[Form, tuple[float, dict[Activations, int]]] = {
+    # packed scales, block sums for int8, offsets; and the scales once more, which stay mapped
+    Form.Q4: (0.5, {"int8": 4 + 4 + 4, "fp32": 4}),
+    Form.Q4_OFFSET: (0.5, {"int8": 4 + 4 + 4 + 4, "fp32": 4 + 4}),
+    Form.Q8: (1, {"int8": 4 + 4 + 4}),
+    Form.Q8_OFFSET: (1, {"int8": 4 + 4 + 4 + 4}),
+    Form.Q8_HALVES: (1, {"fp32": 2 * 4 + 4}),
+    Form.DENSE: (4, {"int8": 0, "fp32": 0}),
 }
-"""Bytes per 32 weights that stay in memory once the kernels have packed them (ONNX Runtime 1.32, x86-64)."""
+"""Bytes per weight, and beside them per block, that stay in memory once the kernels have packed a matrix.
+
+Source: measured with ONNX Runtime 1.32 on x86-64.
+"""
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,13 @@ def resident_weights(plan: WeightsPlan, activations: Activations) -> int:
         plan: of the model file, made for the same `activations`.
         activations: how the inputs of the products are held.
     """
-    matrices = [matrix for group in plan.groups.values() for matrix in group]
-    return sum(m.rows * m.columns // BLOCK * _RESIDENT_BYTES[m.form][activations] for m in matrices)
+    return sum(_resident_bytes(matrix, activations) for group in plan.groups.values() for matrix in group)
+
+
+def _resident_bytes(matrix: PackedMatrix, activations: Activations) -> int:
+    per_weight, per_block = _RESIDENT_BYTES[matrix.form]
+    weights = matrix.rows * matrix.columns
+    return int(weights * per_weight) + weights // matrix.block * per_block[activations]
 
 
 def runtime_bytes(layers: int, vocab: int = USUAL_VOCABULARY) -> int:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hostcache.errors import MissingExtra
 
-from .weights import BLOCK, Activations, Form, PackedMatrix
+from .weights import Activations, Form, PackedMatrix
 
 if TYPE_CHECKING:
     import onnx
@@ -47,8 +47,9 @@ class OnnxGraph:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: list[onnx.TensorProto] = []
-        self._block_sums: dict[str, str] = {}
-        self._twice: dict[str, str] = {}  # inputs of products that are quantised twice -> their stacked parts
+        self._block_sums: dict[tuple[str, int], str] = {}  # by input and size of its blocks
+        self._twice: set[str] = set()  # inputs of products that are quantised twice
+        self._stacked: dict[tuple[str, int], str] = {}  # their parts, by input and size of its blocks
         self._names = 0
 
     def input(self, name: str, *width: int, dtype: type[np.float32 | np.int64] = np.float32) -> str:
@@ -110,7 +111,7 @@ class OnnxGraph:
         With `twice`, activations in int8 are quantised twice, see `_quantised_twice`.
         """
         if twice and self._level == _ACCURACY_LEVEL["int8"]:
-            self._twice[x] = self._quantised_twice(x)
+            self._twice.add(x)
         results = []
         for matrix in group:
             product = self._product(x, matrix)
@@ -142,18 +143,20 @@ class OnnxGraph:
                 return self._add_offsets(x, matrix, self._nbits(x, matrix, 4, "quants", "scales"))
             case Form.Q8:
                 return self._nbits(x, matrix, 8, "quants", "scales")
+            case Form.Q8_OFFSET:
+                return self._add_offsets(x, matrix, self._nbits(x, matrix, 8, "quants", "scales"))
             case Form.Q8_HALVES:
                 high = self._nbits(x, matrix, 4, "high", "high_scales")
                 low = self._nbits(x, matrix, 4, "low", "low_scales")
                 return self._add_offsets(x, matrix, self.node("Add", high, low))
 
-    def _quantised_twice(self, x: str) -> str:
+    def _quantised_twice(self, x: str, block: int) -> str:
         """`[2m, K]`: what int8 keeps of every block of x, and below it what int8 loses, about 15 bits together.
 
         The product is taken of both at once, which costs two rows instead of one; unlike products with float
         activations it is the same, bit for bit, whatever the number of rows.
         """
-        blocks = self._blocks(x)
+        blocks = self._blocks(x, block)
         peak = self.node("ReduceMax", self.node("Abs", blocks), self.constant(np.array([2])))
         step = self.node("Mul", peak, self.constant(np.array(1 / 127, np.float32)))  # as MatMulNBits quantises
         step = self.node("Max", step, self.constant(np.array(1e-30, np.float32)))  # a block of zeros has no step
@@ -164,7 +167,9 @@ class OnnxGraph:
     def _nbits(self, x: str, matrix: PackedMatrix, bits: int, quants: str, scales: str) -> str:
         if x not in self._twice:
             return self._nbits_once(x, matrix, bits, quants, scales)
-        both = self._nbits_once(self._twice[x], matrix, bits, quants, scales)
+        if (x, matrix.block) not in self._stacked:
+            self._stacked[x, matrix.block] = self._quantised_twice(x, matrix.block)
+        both = self._nbits_once(self._stacked[x, matrix.block], matrix, bits, quants, scales)
         parts = self.node("Reshape", both, self.constant(np.array([2, -1, matrix.rows])))
         return self.node("ReduceSum", parts, self.constant(np.array([0])), keepdims=0)
 
@@ -178,19 +183,20 @@ class OnnxGraph:
             K=matrix.columns,
             N=matrix.rows,
             bits=bits,
-            block_size=BLOCK,
+            block_size=matrix.block,
             accuracy_level=self._level,
         )
 
     def _add_offsets(self, x: str, matrix: PackedMatrix, product: str) -> str:
         """`product + block_sums(x) @ offsets.T` in one operation."""
-        if x not in self._block_sums:
-            self._block_sums[x] = self.node("ReduceSum", self._blocks(x), self.constant(np.array([2])), keepdims=0)
-        return self.node("Gemm", self._block_sums[x], self._array(matrix, "offsets"), product, transB=1)
+        if (x, matrix.block) not in self._block_sums:
+            sums = self.node("ReduceSum", self._blocks(x, matrix.block), self.constant(np.array([2])), keepdims=0)
+            self._block_sums[x, matrix.block] = sums
+        return self.node("Gemm", self._block_sums[x, matrix.block], self._array(matrix, "offsets"), product, transB=1)
 
-    def _blocks(self, x: str) -> str:
-        """The blocks of each row: `[m, K / BLOCK, BLOCK]`."""
-        return self.node("Reshape", x, self.constant(np.array([0, -1, BLOCK])))
+    def _blocks(self, x: str, block: int) -> str:
+        """The blocks of each row: `[m, K / block, block]`."""
+        return self.node("Reshape", x, self.constant(np.array([0, -1, block])))
 
     def _array(self, matrix: PackedMatrix, role: str) -> str:
         """An external initialiser: a range of the weights file."""

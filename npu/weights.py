@@ -1,22 +1,25 @@
 """Repacks GGUF matrices into forms that ONNX Runtime's kernels run fast, without changing a weight.
 
 `MatMulNBits` multiplies by block-quantised weights `scale * (q - 8)` (4 bits) or `scale * (q - 128)` (8 bits), blocks
-of 32. A zero point per block would cover every GGML type, but a float one leaves the fast kernels: 10 to 24 times
+of 32 or 16. A zero point per block would cover every GGML type, but a float one leaves the fast kernels: 10 to 24 times
 slower (ONNX Runtime 1.32). So what a symmetric block cannot say goes into a second, small product: every element of a
 block has the same offset, and `sum(x_i * offset) = sum(x_i) * offset` needs only the sums of x over each block.
 
-====================  =============================================  ===============================================
-form                  weight                                         product
-====================  =============================================  ===============================================
-Q4 (Q4_0)             `d * (q - 8)`                                  4-bit
-Q4_OFFSET (Q4_1)      `d * q + m = d * (q - 8) + (m + 8 * d)`        4-bit, plus block sums by `m + 8 * d`
-Q8 (Q8_0)             `d * q`                                        8-bit, int8 activations only
-Q8_HALVES (Q8_0)      `16 * d * hi + d * (lo - 8) + 8 * d`           two 4-bit, plus block sums by `8 * d`
-DENSE (F16, F32)      the value in float32                           float32
-====================  =============================================  ===============================================
+With codes, scales and offsets as `blocks.py` takes them apart:
 
-Q8_HALVES is Q8_0 for float activations, for which the 8-bit kernel has no fast path: `q = 16 * hi + lo` with hi in
--8..7 and lo in 0..15. The powers of two are exact; `m + 8 * d` is rounded once, to float32.
+==========  ==========================  ==========================================  ===================================
+form        of                          weight                                      product
+==========  ==========================  ==========================================  ===================================
+Q4          Q4_0, Q3_K                  `scale * code`                              4-bit
+Q4_OFFSET   Q4_1, Q4_K, Q2_K            `scale * code + offset`                     4-bit, plus block sums by `offset`
+Q8          Q8_0, Q5_0, Q6_K, IQ4_NL    `scale * code`                              8-bit, int8 activations only
+Q8_OFFSET   Q5_1, Q5_K                  `scale * code + offset`                     8-bit, plus block sums by `offset`
+Q8_HALVES   those of Q8 and Q8_OFFSET   `16 * scale * hi + scale * lo' + offset'`   two 4-bit, plus block sums
+DENSE       F16, BF16, F32              the value in float32                        float32
+==========  ==========================  ==========================================  ===================================
+
+Q8_HALVES is for float activations, for which the 8-bit kernel has no fast path: `code = 16 * hi + lo` with hi in -8..7
+and lo in 0..15, `lo' = lo - 8` and `offset' = offset + 8 * scale`, rounded to float32. Everything else is exact.
 """
 
 from __future__ import annotations
@@ -30,17 +33,15 @@ from numpy.typing import NDArray
 
 from hostcache.errors import UnsupportedModel
 
-from .ggml import Q4_0_BLOCK, Q4_1_BLOCK, Q8_0_BLOCK, RUNNABLE_TYPES, GGMLType, dequantize, unpack_nibbles
+from .blocks import FORMATS, unpack_blocks
+from .ggml import RUNNABLE_TYPES, GGMLType, dequantize
 from .model import ModelConfig
 from .source import ModelSource
 
-__all__ = ["BLOCK", "Activations", "Form", "PackedArray", "PackedMatrix", "WeightsPlan", "pack_rows", "plan_weights"]
-
-BLOCK = 32
-"""Weights per block, in every quantised form."""
+__all__ = ["Activations", "Form", "PackedArray", "PackedMatrix", "WeightsPlan", "pack_rows", "plan_weights"]
 
 Activations: TypeAlias = Literal["int8", "fp32"]
-"""How the inputs of a product are held: quantised to int8 by blocks of 32, or as they are."""
+"""How the inputs of a product are held: quantised to int8 by the blocks of the weights, or as they are."""
 
 _ALIGNMENT = 64  # of each array in the file: a cache line
 _CHUNK_BYTES = 1 << 20  # of GGUF repacked at a time; bounds the memory of a load
@@ -52,6 +53,7 @@ class Form(Enum):
     Q4 = "q4"
     Q4_OFFSET = "q4+offset"
     Q8 = "q8"
+    Q8_OFFSET = "q8+offset"
     Q8_HALVES = "q8-halves"
     DENSE = "dense"
 
@@ -79,6 +81,7 @@ class PackedMatrix:
 
     Attributes:
         form: how it is stored.
+        block: weights per block, 32 or 16; 1 in a dense matrix.
         sources: names of the stacked tensors, in order.
         source_rows: rows of each of them.
         columns: inputs.
@@ -86,6 +89,7 @@ class PackedMatrix:
     """
 
     form: Form
+    block: int
     sources: tuple[str, ...]
     source_rows: tuple[int, ...]
     columns: int
@@ -132,6 +136,7 @@ def plan_weights(source: ModelSource, config: ModelConfig, activations: Activati
 
     Raises:
         UnsupportedModel: a tensor is of a type that rockpage does not run.
+        MissingExtra: a tensor's type needs the `gguf` package, which is not installed.
     """
     for name, info in source.tensors.items():
         if info.type not in RUNNABLE_TYPES:
@@ -164,43 +169,51 @@ def pack_rows(form: Form, kind: GGMLType, raw: NDArray[np.uint8]) -> dict[str, N
     Returns:
         New arrays by role, each `[rows, ...]`: quants uint8 `[rows, blocks, bytes]`, scales and offsets float32
         `[rows, blocks]`, dense weights float32 `[rows, columns]`.
+
+    Raises:
+        MissingExtra: the type needs the `gguf` package, which is not installed.
     """
     if form is Form.DENSE:
         return {"weights": dequantize(kind, raw)}
-    if form in (Form.Q4, Form.Q4_OFFSET):
-        blocks = raw.view(Q4_0_BLOCK if form is Form.Q4 else Q4_1_BLOCK)
-        d = blocks["d"].astype(np.float32)
-        packed: dict[str, NDArray[Any]] = {"quants": _pack_nibbles(unpack_nibbles(blocks["qs"])), "scales": d}
-        if form is Form.Q4_OFFSET:
-            packed["offsets"] = blocks["m"].astype(np.float32) + d * 8
-        return packed
-    blocks = raw.view(Q8_0_BLOCK)
-    d = blocks["d"].astype(np.float32)
-    biased = blocks["qs"].view(np.uint8) ^ np.uint8(0x80)  # q + 128: flipping the sign bit of two's complement adds it
-    if form is Form.Q8:
-        return {"quants": biased, "scales": d}
-    return {
-        "high": _pack_nibbles(biased >> np.uint8(4)),  # hi + 8
-        "high_scales": d * 16,
-        "low": _pack_nibbles(biased & np.uint8(0x0F)),
-        "low_scales": d,
-        "offsets": d * 8,
-    }
+    codes, scales, offsets = unpack_blocks(kind, raw)
+    if form is Form.Q8_HALVES:
+        biased = _biased(codes)
+        low_bias = scales * np.float32(8)
+        return {
+            "high": _pack_nibbles(biased >> np.uint8(4)),  # hi + 8
+            "high_scales": scales * np.float32(16),
+            "low": _pack_nibbles(biased & np.uint8(0x0F)),
+            "low_scales": scales,
+            "offsets": low_bias if offsets is None else low_bias + offsets,
+        }
+    four_bits = form in (Form.Q4, Form.Q4_OFFSET)
+    quants = _pack_nibbles((codes + np.int8(8)).view(np.uint8)) if four_bits else _biased(codes)
+    packed: dict[str, NDArray[Any]] = {"quants": quants, "scales": scales}
+    return packed if offsets is None else {**packed, "offsets": offsets}
+
+
+def _biased(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """`codes + 128`: flipping the sign bit of two's complement adds it."""
+    return codes.view(np.uint8) ^ np.uint8(0x80)
 
 
 def _pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pack 0..15, uint8 `[..., 32]`, as MatMulNBits reads it, uint8 `[..., 16]`: even elements in the low halves."""
+    """Pack 0..15, uint8 `[..., n]`, as MatMulNBits reads it, uint8 `[..., n / 2]`: even elements in the low halves."""
     return values[..., 0::2] | values[..., 1::2] << np.uint8(4)
 
 
-def _form_of(kind: GGMLType, activations: Activations) -> Form:
-    if kind is GGMLType.Q4_0:
-        return Form.Q4
-    if kind is GGMLType.Q4_1:
-        return Form.Q4_OFFSET
-    if kind is GGMLType.Q8_0:
-        return Form.Q8 if activations == "int8" else Form.Q8_HALVES
-    return Form.DENSE
+def _form_of(kind: GGMLType, activations: Activations) -> tuple[Form, int]:
+    """Form and block of a tensor."""
+    layout = FORMATS.get(kind)
+    if layout is None:
+        return Form.DENSE, 1
+    if layout.bits == 4:
+        form = Form.Q4_OFFSET if layout.offset else Form.Q4
+    elif activations == "fp32":
+        form = Form.Q8_HALVES
+    else:
+        form = Form.Q8_OFFSET if layout.offset else Form.Q8
+    return form, layout.size
 
 
 class _Planner:
@@ -215,11 +228,11 @@ class _Planner:
     def add(self, *names: str) -> None:
         forms = [_form_of(self._source.tensors[name].type, self._activations) for name in names]
         if len(set(forms)) == 1:
-            self.groups[names] = (self._place(forms[0], names),)
+            self.groups[names] = (self._place(*forms[0], names),)
         else:
-            self.groups[names] = tuple(self._place(form, (name,)) for form, name in zip(forms, names, strict=True))
+            self.groups[names] = tuple(self._place(*form, (name,)) for form, name in zip(forms, names, strict=True))
 
-    def _place(self, form: Form, names: tuple[str, ...]) -> PackedMatrix:
+    def _place(self, form: Form, block: int, names: tuple[str, ...]) -> PackedMatrix:
         infos = [self._source.tensors[name] for name in names]
         source_rows = tuple(info.shape[0] for info in infos)
         # The packing of one row tells dtypes and shapes: the layout has no second description to disagree with.
@@ -230,7 +243,7 @@ class _Planner:
             nbytes = sum(source_rows) * row.nbytes
             arrays[role] = PackedArray(row.dtype, (sum(source_rows), *row.shape[1:]), offset, nbytes)
             self.end = offset + nbytes
-        return PackedMatrix(form, names, source_rows, infos[0].shape[1], arrays)
+        return PackedMatrix(form, block, names, source_rows, infos[0].shape[1], arrays)
 
 
 def _write_matrix(matrix: PackedMatrix, source: ModelSource, file: BinaryIO) -> None:

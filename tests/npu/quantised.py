@@ -57,5 +57,6 @@ def encode(values: NDArray[np.float32], kind: GGMLType) -> NDArray[Any]:
 
 
 def reference(kind: GGMLType, raw: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """The weights as the reference decodes them."""
-    return dequantize(raw, gguf.GGMLQuantizationType(kind)).astype(np.float64)
+    """The weights of rows, uint8 `[rows, row_bytes]`, as the reference decodes them; in float64."""
+    stored = raw.view({GGMLType.F16: np.float16, GGMLType.F32: np.float32}.get(kind, np.uint8))
+    return dequantize(stored, gguf.GGMLQuantizationType(kind)).astype(np.float64)

@@ -99,13 +99,13 @@ def test_every_obstacle_is_named() -> None:
     assert len(plan(ram=1000 * MIB, context=8193, limit=2048).obstacles()) == 3
 
 
-def matrix(form: Form, rows: int, columns: int) -> PackedMatrix:
-    return PackedMatrix(form=form, sources=("x",), source_rows=(rows,), columns=columns, arrays={})
+def matrix(form: Form, rows: int, columns: int, block: int = 32) -> PackedMatrix:
+    return PackedMatrix(form=form, block=block, sources=("x",), source_rows=(rows,), columns=columns, arrays={})
 
 
 def test_weights_count_as_their_kernels_keep_them() -> None:
-    def resident(form: Form, activations: Activations) -> int:
-        return resident_weights(WeightsPlan({("x",): (matrix(form, 10, 64),)}, nbytes=0), activations)
+    def resident(form: Form, activations: Activations, block: int = 32) -> int:
+        return resident_weights(WeightsPlan({("x",): (matrix(form, 10, 64, block),)}, nbytes=0), activations)
 
     # 640 weights are 20 blocks. 4 bits of 32 weights are 16 bytes; scales, sums and offsets are float32.
     assert resident(Form.Q4, "int8") == 20 * 28
@@ -113,12 +113,14 @@ def test_weights_count_as_their_kernels_keep_them() -> None:
     assert resident(Form.Q4_OFFSET, "int8") == 20 * 32
     assert resident(Form.Q4_OFFSET, "fp32") == 20 * 24
     assert resident(Form.Q8, "int8") == 20 * 44
+    assert resident(Form.Q8_OFFSET, "int8") == 20 * 48
     assert resident(Form.Q8_HALVES, "fp32") == 20 * 44
-    assert resident(Form.DENSE, "int8") == resident(Form.DENSE, "fp32") == 640 * 4
+    assert resident(Form.Q8, "int8", block=16) == 40 * (16 + 12)  # half the weights, and as many numbers beside them
+    assert resident(Form.DENSE, "int8", 1) == resident(Form.DENSE, "fp32", 1) == 640 * 4
 
 
 def test_every_matrix_counts() -> None:
-    q, k, v = matrix(Form.Q4, 64, 32), matrix(Form.Q4, 32, 32), matrix(Form.DENSE, 32, 32)
+    q, k, v = matrix(Form.Q4, 64, 32), matrix(Form.Q4, 32, 32), matrix(Form.DENSE, 32, 32, block=1)
     plan = WeightsPlan({("q", "k", "v"): (q, k), ("v",): (v,)}, nbytes=0)
     assert resident_weights(plan, "fp32") == (64 + 32) * 20 + 32 * 128
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from gguf.quants import quantize
+
+from npu.ggml import GGMLType
+from tests.npu.quantised import encode
 
 __all__ = ["TINY", "TinyLlama", "write_tiny_llama"]
 
@@ -103,7 +105,7 @@ def write_tiny_llama(path: Path, model: TinyLlama = TINY) -> Path:
             values /= np.sqrt(np.float32(shape[1])) if name != "token_embd.weight" else 1
             values[0, :32] = 0
         kind = gguf.GGMLQuantizationType[type_name]
-        writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(name, encode(values, GGMLType(kind)), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
