@@ -27,6 +27,8 @@ from .runtimes import open_runtime
 from .sampler import SamplingParams
 from .score import Score, log_softmax_at
 from .stream import RequestOutput, Stream
+from .structured import Constraint, StructureCompiler
+from .token_ids import check_ids
 from .tokenizer import Tokenizer
 
 __all__ = ["DEFAULT_POOL_BYTES", "DenseModel", "Engine"]
@@ -91,6 +93,7 @@ class Engine:
         self.scheduler = Scheduler(cache, self.prefix, config)
         self._decoder = decoder
         self._template = template
+        self._structures = StructureCompiler(tokenizer)
         self._streams: dict[int, Stream] = {}
         self._undelivered: list[RequestOutput] = []  # brought by a step that `generate` took for another request
         # Attention results feed the next layer's K and V, so the runtime is part of what names KV bytes.
@@ -179,14 +182,16 @@ class Engine:
 
         Raises:
             RequestRefused: it can never fit.
-            UsageError: the text is no valid Unicode, or an id is outside the vocabulary.
+            UsageError: no valid Unicode, an id outside the vocabulary, or a structure that cannot be used.
+            MissingExtra: the structure needs a library that is not installed.
         """
         params = params or SamplingParams()
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt)
-        namespace = self._namespace(salt, prompt_version)
+        constraint = self._prepare(params)
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt)
+        tokens = check_ids(ids, self.tokenizer.vocab_size)
         room = max(1, self.scheduler.config.context_length - tokens.size)
-        request = self.scheduler.submit(self._check_ids(tokens), namespace, min(params.max_tokens, room))
-        self._streams[request.id] = Stream(request, params, self.tokenizer)
+        request = self.scheduler.submit(tokens, self._namespace(salt, prompt_version), min(params.max_tokens, room))
+        self._streams[request.id] = Stream(request, params, self.tokenizer, constraint=constraint)
         return request.id
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> NDArray[np.int32]:
@@ -216,13 +221,16 @@ class Engine:
             The fork's id.
 
         Raises:
-            UsageError: no such request runs.
+            UsageError: no such request runs, or `params` cannot be used, as in `add_request`.
+            MissingExtra: the structure needs a library that is not installed.
         """
         parent = self._streams.get(request_id)
         if parent is None:
             raise UsageError(f"no request {request_id} is running", request_id=request_id)
+        constraint = self._prepare(params or parent.params)
         child = self.scheduler.fork(parent.request)
-        stream = Stream(child, params or parent.params, self.tokenizer, None if params else parent.sampler)
+        sampler = None if params else parent.sampler
+        stream = Stream(child, params or parent.params, self.tokenizer, sampler, constraint)
         for token in child.output:  # its text goes on where the parent's stands
             stream.push(int(token))
         self._streams[child.id] = stream
@@ -286,7 +294,7 @@ class Engine:
             RequestFailed: the model's numbers are broken.
             UsageError: an id is outside the vocabulary.
         """
-        ids = self._check_ids(np.asarray(tokens)).astype(np.int32)
+        ids = check_ids(np.asarray(tokens), self.tokenizer.vocab_size).astype(np.int32)
         config = self.scheduler.config
         if ids.ndim != 1 or not 2 <= len(ids) <= config.context_length:
             raise RequestRefused(
@@ -334,15 +342,14 @@ class Engine:
             sampling = plan.sampling
             try:
                 logits = self._compute(plan)
-                tokens = [self._sample(request, row) for request, row in zip(sampling, logits, strict=True)]
-                ends = [self._is_end(request, token) for request, token in zip(sampling, tokens, strict=True)]
+                sampled = [self._sample(request, row) for request, row in zip(sampling, logits, strict=True)]
             except BaseException:
                 self.scheduler.rollback(plan)
                 raise
-            self.scheduler.commit(plan, tokens, ends)
+            self.scheduler.commit(plan, [token for token, _ in sampled], [ends for _, ends in sampled])
             outputs = [
                 self._output(self._streams[request.id], token)
-                for request, token in zip(sampling, tokens, strict=True)
+                for request, (token, _) in zip(sampling, sampled, strict=True)
                 if request.doomed is None
             ]
         # Requests that ended without a token in this step: failed, in the plan or before it.
@@ -368,33 +375,26 @@ class Engine:
         finally:
             self.runtime.end_step()
 
-    def _sample(self, request: Request, logits: NDArray[np.float32]) -> int:
+    def _prepare(self, params: SamplingParams) -> Constraint | None:
+        """Refuse what cannot be sampled with this model before anything is queued; the constraint of one request."""
+        check_ids(np.array(list(params.logit_bias), np.int64), self.tokenizer.vocab_size)
+        return self._structures.constraint(params.structure) if params.structure else None
+
+    def _sample(self, request: Request, logits: NDArray[np.float32]) -> tuple[int, bool]:
         try:
-            return self._streams[request.id].sampler.sample(logits, request.tokens)
+            return self._streams[request.id].sample(logits)
         except RequestFailed as error:  # this row is broken; the others are not
             self.scheduler.end(request, FinishReason.FAILED, error)
-            return 0
-
-    def _is_end(self, request: Request, token: int) -> bool:
-        return token in self.tokenizer.eos_ids and not self._streams[request.id].params.ignore_eos
+            return 0, False
 
     def _output(self, stream: Stream, token: int) -> RequestOutput:
         text = stream.push(token)
         if stream.stopped:
             self.scheduler.end(stream.request, FinishReason.STOP)
         if not stream.request.finished:
-            return RequestOutput(stream.request.id, (token,), text)
+            return stream.output(token, text)
         del self._streams[stream.request.id]
         return stream.last((token,), text)
 
     def _namespace(self, salt: str, prompt_version: str) -> Namespace:
         return Namespace(self._numerics, salt=salt, prompt_version=prompt_version)
-
-    def _check_ids(self, tokens: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Refuse ids outside the vocabulary; anything else about a prompt is the scheduler's to refuse."""
-        if tokens.size and tokens.dtype.kind in "iu":
-            lowest, highest = int(tokens.min()), int(tokens.max())
-            if lowest < 0 or highest >= self.tokenizer.vocab_size:
-                wrong = lowest if lowest < 0 else highest
-                raise UsageError(f"token id {wrong} is outside 0..{self.tokenizer.vocab_size - 1}", token=wrong)
-        return tokens

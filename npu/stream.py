@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hostcache.errors import RockpageError
 from hostcache.request import FinishReason, Request
 
 from .detokenizer import Detokenizer, StopChecker
+from .logprobs import TokenLogprobs, token_logprobs
 from .sampler import Sampler, SamplingParams
+from .structured import Constraint
 from .tokenizer import Tokenizer
 
 __all__ = ["RequestOutput", "Stream"]
@@ -24,6 +29,7 @@ class RequestOutput:
         text: the text they complete; may be empty while a character or a stop string is undecided.
         finish_reason: why the request has ended; None while it goes on.
         error: what went wrong, if the reason is `FAILED`.
+        logprobs: one entry for each of `token_ids`, if the request asked for them.
     """
 
     request_id: int
@@ -31,6 +37,7 @@ class RequestOutput:
     text: str
     finish_reason: FinishReason | None = None
     error: RockpageError | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Stream:
@@ -39,8 +46,9 @@ class Stream:
     Args:
         request: the request.
         params: how it samples and when it ends.
-        tokenizer: gives each token's bytes.
+        tokenizer: gives each token's bytes, and says which tokens end an answer.
         sampler: None makes one from `params`; a fork that shares its parent's seed shares its sampler.
+        constraint: of the structure that `params` asks for; each request has its own.
 
     Attributes:
         request: as given.
@@ -50,11 +58,19 @@ class Stream:
     """
 
     def __init__(
-        self, request: Request, params: SamplingParams, tokenizer: Tokenizer, sampler: Sampler | None = None
+        self,
+        request: Request,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        sampler: Sampler | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.request = request
         self.params = params
         self.sampler = sampler or Sampler(params)
+        self._constraint = constraint
+        self._end_ids = frozenset() if params.ignore_eos else tokenizer.eos_ids
+        self._logprobs: tuple[TokenLogprobs, ...] = ()  # of the token sampled last
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopChecker(params.stop)
 
@@ -63,9 +79,33 @@ class Stream:
         """Whether a stop string has ended it."""
         return self._stops.stopped is not None
 
+    def sample(self, logits: NDArray[np.float32]) -> tuple[int, bool]:
+        """Choose the token that follows the request's, which are left as they are.
+
+        Args:
+            logits: float32 `[vocab]`, only read.
+
+        Returns:
+            The token, and whether it ends the answer.
+
+        Raises:
+            RequestFailed: the model's numbers are broken, or the structure cannot be followed.
+        """
+        request, constraint = self.request, self._constraint
+        allowed = constraint.allowed(request.output) if constraint else None
+        token = self.sampler.sample(logits, request.tokens, request.prompt_length, allowed)
+        if self.params.logprobs is not None:
+            self._logprobs = (token_logprobs(logits, token, self.params.logprobs),)
+        ends = token in self._end_ids or (constraint is not None and constraint.completed_by(request.output, token))
+        return token, ends
+
     def push(self, token: int) -> str:
         """Take the next token; returns the text that is decided by it."""
         return self._stops.push(self._detokenizer.push(token))
+
+    def output(self, token: int, text: str) -> RequestOutput:
+        """The token that `sample` chose has been committed, and the request goes on."""
+        return RequestOutput(self.request.id, (token,), text, logprobs=self._logprobs)
 
     def last(self, tokens: tuple[int, ...] = (), text: str = "") -> RequestOutput:
         """The request has ended: nothing is held back any more, unless behind a stop string.
@@ -77,4 +117,5 @@ class Stream:
         text += self._stops.push(self._detokenizer.flush())
         text += self._stops.flush()
         reason = FinishReason.STOP if self.stopped else self.request.finish_reason
-        return RequestOutput(self.request.id, tokens, text, reason, self.request.error)
+        logprobs = self._logprobs if tokens else ()
+        return RequestOutput(self.request.id, tokens, text, reason, self.request.error, logprobs)
