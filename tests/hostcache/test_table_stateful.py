@@ -1,0 +1,156 @@
+"""Block tables against plain lists of what was written, through forks, copies on write, truncation and kept blocks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hostcache import BlockPool, BlockTable, Fence
+from hostcache.errors import OutOfBlocks, UsageError
+
+SIZE = 3  # tokens in a block
+
+
+class TablesAgainstModel(RuleBasedStateMachine):
+    """Every token ever written is a number of its own, so whatever is in a wrong place is seen."""
+
+    total = 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(self.total, SIZE)
+        self.pool.evict = self.evict
+        self.memory = [[0] * SIZE for _ in range(self.total)]
+        self.tables: list[tuple[BlockTable, list[int]]] = []  # and the tokens it holds, first position first
+        self.kept: dict[int, list[int]] = {}  # block: its tokens when it was kept
+        self.fences: list[tuple[Fence, int, list[int]]] = []
+        self.next_token = 1
+
+    def evict(self, oldest: int) -> int:
+        del self.kept[oldest]
+        return oldest
+
+    def copy(self, source: int, destination: int, tokens: int) -> None:
+        self.memory[destination][:tokens] = self.memory[source][:tokens]
+
+    def owners(self, block: int) -> int:
+        return sum(block in table.blocks for table, _ in self.tables)
+
+    def fenced(self, block: int) -> bool:
+        return any(block == other for _, other, _ in self.fences)
+
+    def available(self) -> int:
+        return sum(not self.owners(block) and not self.fenced(block) for block in range(self.total))
+
+    def draw(self, data: st.DataObject) -> tuple[BlockTable, list[int]]:
+        return data.draw(st.sampled_from(self.tables))
+
+    @precondition(lambda self: len(self.tables) < 4)
+    @rule()
+    def new(self) -> None:
+        self.tables.append((BlockTable(self.pool, self.copy), []))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), count=st.integers(0, 8))
+    def append(self, data: st.DataObject, count: int) -> None:
+        table, tokens = self.draw(data)
+        tail_is_shared = len(tokens) % SIZE and (self.owners(table.blocks[-1]) > 1 or table.blocks[-1] in self.kept)
+        needed = sum(position % SIZE == 0 for position in range(len(tokens), len(tokens) + count))
+        needed += bool(count and tail_is_shared)
+        assert table.blocks_needed(count) == needed
+        if needed > self.available():
+            before = list(table.blocks)
+            with pytest.raises(OutOfBlocks):
+                table.append(count)
+            assert table.blocks == before
+            return
+        table.append(count)
+        for position in range(len(tokens), len(tokens) + count):
+            slot = table.slot(position)
+            self.memory[slot // SIZE][slot % SIZE] = self.next_token
+            tokens.append(self.next_token)
+            self.next_token += 1
+
+    @precondition(lambda self: 0 < len(self.tables) < 4)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        table, tokens = self.draw(data)
+        self.tables.append((table.fork(), list(tokens)))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        table, tokens = self.draw(data)
+        length = data.draw(st.integers(0, len(tokens)))
+        table.truncate(length)
+        del tokens[length:]
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        table, tokens = self.draw(data)
+        table.release()
+        self.tables.remove((table, tokens))
+
+    @precondition(lambda self: any(table.blocks for table, _ in self.tables))
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        """As a prefix cache does with a block that is full, or with the tail of a sequence that has ended."""
+        table, tokens = data.draw(st.sampled_from([entry for entry in self.tables if entry[0].blocks]))
+        index = data.draw(st.integers(0, len(table.blocks) - 1))
+        block = table.blocks[index]
+        if block in self.kept:
+            self.pool.forget(block)
+            del self.kept[block]
+        else:
+            self.pool.keep(block)
+            self.kept[block] = tokens[index * SIZE : (index + 1) * SIZE]
+
+    @precondition(lambda self: self.kept and len(self.tables) < 4)
+    @rule(data=st.data())
+    def hit(self, data: st.DataObject) -> None:
+        """A new table begins with a kept block, or with a part of one."""
+        block = data.draw(st.sampled_from(sorted(self.kept)))
+        tokens = self.kept[block][: data.draw(st.integers(1, SIZE))]
+        table = BlockTable(self.pool, self.copy)
+        self.pool.acquire(block)
+        table.adopt([block], len(tokens))
+        self.tables.append((table, list(tokens)))
+
+    @rule(block=st.integers(0, total - 1), lower=st.booleans())
+    def fence(self, block: int, *, lower: bool) -> None:
+        """A copy out of a block begins, or the last one ends: nothing may have changed meanwhile."""
+        if self.fences and lower:
+            fence, block, content = self.fences.pop()
+            assert self.memory[block][: len(content)] == content
+            fence.release()
+        elif block in self.kept and len(self.fences) < 2:
+            self.fences.append((self.pool.fence([block]), block, list(self.kept[block])))
+
+    @invariant()
+    def every_table_reads_what_was_written_through_it(self) -> None:
+        for table, tokens in self.tables:
+            slots = table.slots(0, len(tokens)).tolist()
+            assert [self.memory[slot // SIZE][slot % SIZE] for slot in slots] == tokens
+            assert slots == [table.slot(position) for position in range(len(tokens))]
+            assert table.ids.tolist() == table.blocks
+            assert (table.length, len(table.blocks)) == (len(tokens), -(-len(tokens) // SIZE))
+            with pytest.raises(UsageError):
+                table.slots(0, len(tokens) + 1)
+
+    @invariant()
+    def kept_blocks_never_change(self) -> None:
+        for block, tokens in self.kept.items():
+            assert self.memory[block][: len(tokens)] == tokens
+
+    @invariant()
+    def the_pool_counts_the_tables(self) -> None:
+        self.pool.check()
+        assert self.pool.refs == [self.owners(block) for block in range(self.total)]
+        assert self.pool.available == self.available()
+
+
+TestTablesAgainstModel = TablesAgainstModel.TestCase
+TestTablesAgainstModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
