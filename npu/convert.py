@@ -1,0 +1,166 @@
+"""Writes a model with smaller weights: from any source that speaks GGUF's names to one GGUF file.
+
+GGUF because it is the standard for quantised models of this size: one file holds weights, dimensions, tokenizer and
+chat template; llama.cpp and everything built on it read it; and it can be mapped, so that a load copies nothing. The
+`gguf` package of llama.cpp's makers writes it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hostcache.errors import MissingExtra
+
+from .ggml import GGMLType
+from .gguf_header import MetaValue
+from .requantise import Loss, Weights, requantise, target_type
+from .source import ModelSource
+from .whole_file import whole_file
+
+if TYPE_CHECKING:
+    import gguf
+
+__all__ = ["Conversion", "Part", "convert_model"]
+
+_FILE_TYPES: dict[Weights, int] = {"int4": 3, "int8": 7}  # LLAMA_FTYPE_MOSTLY_Q4_1 and _Q8_0 of llama.h
+_OF_THE_WRITER = ("general.architecture", "general.quantization_version", "general.alignment")
+_QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION of ggml.h
+
+
+@dataclass
+class Part:
+    """The tensors that were brought to one type.
+
+    Attributes:
+        type: what they are stored as.
+        copied: they were of this type before, and are the same bytes.
+        tensors: how many.
+        nbytes: bytes of all.
+        loss: what their weights lost.
+    """
+
+    type: GGMLType
+    copied: bool
+    tensors: int = 0
+    nbytes: int = 0
+    loss: Loss = field(default_factory=Loss)
+
+    def count(self, nbytes: int) -> None:
+        """Add a tensor of so many bytes."""
+        self.tensors += 1
+        self.nbytes += nbytes
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion did.
+
+    Attributes:
+        source_bytes: bytes of the source's tensors.
+        nbytes: bytes of the file.
+        parts: by type, the largest first.
+    """
+
+    source_bytes: int
+    nbytes: int
+    parts: tuple[Part, ...]
+
+
+def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weights: Weights, out: Path) -> Conversion:
+    """Write a model's weights with fewer bits; memory is bounded by the largest tensor.
+
+    Args:
+        source: the open model.
+        metadata: what the file says of the model, by GGUF's keys: the source's, and the tokenizer's.
+        weights: bits of the matrices.
+        out: the file to write; it appears when it is whole.
+
+    Raises:
+        UsageError: `out` is there already.
+        UnsupportedModel: a tensor is of a type that rockpage does not read.
+        BadModelFile: a weight is infinite, not a number, or too large.
+        MissingExtra: the `gguf` package is not installed.
+        OSError: `out` cannot be written.
+    """
+    try:
+        import gguf  # noqa: PLC0415 - comes with an extra
+    except ModuleNotFoundError as error:
+        raise MissingExtra("writing GGUF needs gguf: pip install 'rockpage[model]'") from error
+    targets = {name: target_type(info, weights) for name, info in source.tensors.items()}
+    parts: dict[tuple[GGMLType, bool], Part] = {}
+    with whole_file(out) as fd:
+        writer = gguf.GGUFWriter(f"/proc/self/fd/{fd}", str(metadata["general.architecture"]))
+        try:
+            requantised = any(source.tensors[name].type is not target for name, target in targets.items())
+            file_type: Mapping[str, MetaValue] = {"general.file_type": _FILE_TYPES[weights]} if requantised else {}
+            _add_metadata(writer, {**metadata, **file_type})
+            _add_directory(writer, source, targets)
+            for name, target in targets.items():
+                info = source.tensors[name]
+                copied = target is info.type
+                part = parts.setdefault((target, copied), Part(target, copied))
+                stored = requantise(source, info, target, part.loss)
+                writer.write_tensor_data(stored)
+                part.count(stored.nbytes)
+                source.release_pages()
+        finally:
+            writer.close()
+        nbytes = os.fstat(fd).st_size
+    source_bytes = sum(info.nbytes for info in source.tensors.values())
+    return Conversion(source_bytes, nbytes, tuple(sorted(parts.values(), key=lambda part: -part.nbytes)))
+
+
+def _add_metadata(writer: gguf.GGUFWriter, metadata: Mapping[str, MetaValue]) -> None:
+    """Carry the metadata over in the types that readers insist on, as llama.cpp's own converter chooses them."""
+    from gguf import GGUFValueType as Type  # noqa: PLC0415 - comes with an extra
+
+    for key, value in metadata.items():
+        if key in _OF_THE_WRITER or value == []:  # GGUF's writer has no empty lists; they say what a missing key says
+            continue
+        if isinstance(value, list):
+            writer.add_key_value(key, value, Type.ARRAY, _value_type(value, Type.INT32))
+        else:
+            writer.add_key_value(key, value, _value_type([value], Type.UINT32))
+    writer.add_quantization_version(_QUANTIZATION_VERSION)
+
+
+def _value_type(values: Sequence[Any], integer: gguf.GGUFValueType) -> gguf.GGUFValueType:
+    """The type that holds all of some values of one kind: float32 and `integer` where they do, wider ones else."""
+    from gguf import GGUFValueType as Type  # noqa: PLC0415 - comes with an extra
+
+    if isinstance(values[0], str):
+        return Type.STRING
+    if isinstance(values[0], bool):
+        return Type.BOOL
+    if isinstance(values[0], float):
+        with np.errstate(over="ignore"):  # an infinity, which is not equal
+            narrow = np.array(values).astype(np.float32)
+        return Type.FLOAT32 if np.array_equal(narrow, values, equal_nan=True) else Type.FLOAT64
+    low, high = min(values), max(values)
+    for kind in (integer, Type.INT32, Type.UINT32, Type.INT64):
+        limits = np.iinfo(kind.name.lower())
+        if limits.min <= low and high <= limits.max:
+            return kind
+    return Type.UINT64
+
+
+def _add_directory(writer: gguf.GGUFWriter, source: ModelSource, targets: Mapping[str, GGMLType]) -> None:
+    """Write everything that stands before the tensors' bytes."""
+    import gguf  # noqa: PLC0415 - comes with an extra
+
+    for name, target in targets.items():
+        *rows, columns = source.tensors[name].shape
+        row_bytes = target.bytes_of(columns)
+        shape = (*rows, row_bytes)  # of bytes; the writer makes elements of it
+        nbytes = math.prod(shape)
+        writer.add_tensor_info(name, shape, np.dtype(np.uint8), nbytes, gguf.GGMLQuantizationType(target))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()

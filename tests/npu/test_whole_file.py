@@ -1,0 +1,79 @@
+"""A file is there when it is whole, and nothing is there before."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from hostcache.errors import UsageError
+from npu.whole_file import whole_file
+
+
+@pytest.fixture(params=["unnamed", "hidden"])
+def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On a file system with unnamed files, and on one without."""
+    if request.param == "hidden":
+        real = os.open
+
+        def refuse_unnamed(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            return real(path, flags, mode, dir_fd=dir_fd)
+
+        monkeypatch.setattr(os, "open", refuse_unnamed)
+    return tmp_path
+
+
+def test_a_finished_file_has_its_name_its_content_and_its_mode(folder: Path) -> None:
+    umask = os.umask(0o027)
+    try:
+        with whole_file(folder / "model") as fd:
+            os.write(fd, b"content")
+            assert not (folder / "model").exists()
+    finally:
+        os.umask(umask)
+    assert os.listdir(folder) == ["model"]
+    assert (folder / "model").read_bytes() == b"content"
+    assert stat.S_IMODE((folder / "model").stat().st_mode) == 0o640
+
+
+def test_an_error_leaves_nothing(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError), whole_file(folder / "model") as fd:
+        assert os.write(fd, b"half of it") // 0
+    assert os.listdir(folder) == []
+
+
+def test_a_file_that_is_there_stays(folder: Path) -> None:
+    (folder / "model").write_bytes(b"older")
+    already = "model is there already; remove it or give another name"
+    with pytest.raises(UsageError, match=already), whole_file(folder / "model"):
+        pytest.fail("it was opened")
+    with pytest.raises(UsageError, match="other has come meanwhile"), whole_file(folder / "other"):
+        (folder / "other").write_bytes(b"faster")
+    assert sorted(os.listdir(folder)) == ["model", "other"]
+    assert (folder / "model").read_bytes() == b"older"
+    assert (folder / "other").read_bytes() == b"faster"
+
+
+def test_a_link_to_nowhere_counts_as_there(folder: Path) -> None:
+    (folder / "model").symlink_to("nowhere")
+    with pytest.raises(UsageError, match="is there already"), whole_file(folder / "model"):
+        pytest.fail("it was opened")
+
+
+def test_a_missing_folder_is_the_systems_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "none" / "model"):
+        pytest.fail("it was opened")
+
+
+def test_no_descriptor_is_left_open(folder: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with whole_file(folder / "model"):
+        pass
+    with pytest.raises(UsageError), whole_file(folder / "model"):
+        pytest.fail("it was opened")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
