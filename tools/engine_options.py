@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .inputs import read_text
 from .units import parse_size
 
 if TYPE_CHECKING:
     from npu.engine import Engine
     from npu.sampler import SamplingParams
+    from npu.structured import Structure
 
 __all__ = ["add_engine_options", "add_model_option", "add_sampling_options", "model_path", "open_engine", "sampling"]
 
@@ -66,7 +68,22 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-k", type=int, default=0, metavar="K", help="0 keeps all (default: %(default)s)")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 keeps all (default: %(default)s)")
     group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="0 keeps all (default: %(default)s)")
+    group.add_argument("--typical-p", type=float, default=1.0, metavar="P", help="1 keeps all (default: %(default)s)")
     group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="(default: %(default)s)")
+    for name in ("--frequency-penalty", "--presence-penalty"):
+        group.add_argument(name, type=float, default=0.0, metavar="R", help="-2 to 2 (default: %(default)s)")
+    group.add_argument(
+        "--logit-bias",
+        type=_parse_bias,
+        action="append",
+        default=[],
+        metavar="ID=VALUE",
+        help="added to the logit of a token, -100 to 100; may be repeated",
+    )
+    group.add_argument("--json-schema", metavar="FILE", help="the answer is JSON that this schema accepts; - is stdin")
+    group.add_argument(
+        "--logprobs", type=int, metavar="N", help="with --json: log-probabilities, with N alternatives for each token"
+    )
     group.add_argument("--seed", type=int, metavar="N", help="(default: a fresh one)")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; may be repeated")
     group.add_argument("--ignore-eos", action="store_true", help="go on behind an end token")
@@ -115,18 +132,46 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
     """What `add_sampling_options` asked for.
 
     Raises:
-        UsageError: a value is out of range.
+        UsageError: a value is out of range, the schema cannot be read, or nobody would see the log-probabilities.
     """
+    from hostcache.errors import UsageError
     from npu.sampler import SamplingParams
 
+    if args.logprobs is not None and not args.json:
+        raise UsageError("--logprobs needs --json: a streamed text has no room for numbers", logprobs=args.logprobs)
     return SamplingParams(
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
         min_p=args.min_p,
+        typical_p=args.typical_p,
         repetition_penalty=args.repetition_penalty,
+        frequency_penalty=args.frequency_penalty,
+        presence_penalty=args.presence_penalty,
+        logit_bias=dict(args.logit_bias),
+        structure=_structure(args.json_schema),
+        logprobs=args.logprobs,
         seed=args.seed,
         max_tokens=args.max_tokens,
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
     )
+
+
+def _structure(schema_file: str | None) -> Structure | None:
+    if schema_file is None:
+        return None
+    from npu.structured import Structure
+
+    return Structure.json_schema(read_text(None, schema_file))
+
+
+def _parse_bias(text: str) -> tuple[int, float]:
+    """A token id and what is added to its logit."""
+    token, separator, amount = text.partition("=")
+    try:
+        if separator:
+            return int(token), float(amount)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a token id and a number: write ID=VALUE, such as 198=-100")

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .command import Subparsers, add_command
 from .engine_options import add_engine_options, add_sampling_options, open_engine, sampling
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npu.engine import Engine
+    from npu.logprobs import TokenLogprobs
+    from npu.tokenizer import Tokenizer
 
 __all__ = ["add_parser", "run"]
 
 EXAMPLE = """\
 rockpage run --chat --prompt "What is a mutex?"
 rockpage run model.gguf --prompt-file prompt.txt --temperature 0.7 --seed 1
+rockpage run --chat --prompt "Name a colour as JSON." --json-schema colour.json
 echo "Once upon a time" | rockpage run --max-tokens 50 --runtime emulated"""
 
 
@@ -58,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         first_token = None
         pieces: list[str] = []
         tokens: list[int] = []
+        logprobs: list[dict[str, Any]] = []
         reason = None
         request = engine.add_request(prompt, params)
         try:
@@ -68,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
                     if first_token is None:
                         first_token = time.perf_counter()
                     tokens += output.token_ids
+                    logprobs += (_described(entry, engine.tokenizer) for entry in output.logprobs)
                     pieces.append(output.text)
                     reason = output.finish_reason
                     if not args.json:
@@ -81,19 +86,18 @@ def run(args: argparse.Namespace) -> int:
         return 0
     first_token = first_token or ended
     decoding = ended - first_token
-    print(
-        json.dumps(
-            {
-                "text": "".join(pieces),
-                "ids": tokens,
-                "finish_reason": reason.value,
-                "prompt_tokens": len(prompt),
-                "output_tokens": len(tokens),
-                "ttft_s": first_token - started,
-                "tokens_per_s": (len(tokens) - 1) / decoding if decoding > 0 else 0.0,
-            }
-        )
-    )
+    answer = {
+        "text": "".join(pieces),
+        "ids": tokens,
+        "finish_reason": reason.value,
+        "prompt_tokens": len(prompt),
+        "output_tokens": len(tokens),
+        "ttft_s": first_token - started,
+        "tokens_per_s": (len(tokens) - 1) / decoding if decoding > 0 else 0.0,
+    }
+    if params.logprobs is not None:
+        answer["logprobs"] = logprobs
+    print(json.dumps(answer))
     return 0
 
 
@@ -105,3 +109,12 @@ def _prompt_ids(engine: Engine, text: str, system: str | None, *, chat: bool) ->
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     return engine.encode_chat(messages)
+
+
+def _described(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A sampled token and its alternatives; the texts are for a reader, half a character in them is U+FFFD."""
+
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        return {"id": token, "text": tokenizer.decode([token], special=True), "logprob": logprob}
+
+    return one(entry.token, entry.logprob) | {"top": [one(token, logprob) for token, logprob in entry.top]}
