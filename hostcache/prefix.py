@@ -146,9 +146,12 @@ class PrefixCache:
         Returns:
             The hit; the caller owns its references (see `PrefixHit`) and one hold on its node
             (`release_node`).
+
+        Raises:
+            UsageError: the tokens are not int32.
         """
         key_bytes = self._key_bytes
-        text = tokens[: max(len(tokens) - 1, 0)].tobytes()
+        text = _bytes_of(tokens)[: max(len(tokens) - 1, 0) * TOKEN_BYTES]
         node = self.root(namespace)
         blocks: list[int] = []
         offset = 0
@@ -177,10 +180,13 @@ class PrefixCache:
             node: the node in front; the caller holds it, and holds the returned one instead afterwards.
             tokens: int32, a block full; or fewer, for the tail of a sequence that has ended.
             block: the block that holds their KV, used by the caller.
+
+        Raises:
+            UsageError: no tokens, more than a block holds, or not int32.
         """
         if not node.alive:  # its namespace was invalidated while the sequence ran
             return node
-        text = tokens.tobytes()
+        text = _bytes_of(tokens)
         is_tail = len(text) < self._key_bytes
         if not text or len(text) > self._key_bytes:
             raise UsageError(f"a node holds 1..{self._pool.block_tokens} tokens, got {len(tokens)}", tokens=len(tokens))
@@ -195,8 +201,9 @@ class PrefixCache:
             self._by_block[block] = child
             child.block = block
             node.resident_children += 1
-        self._drop_superseded_tails(node, text)
+            self._drop_superseded_tails(node, text)
         if is_tail:
+            self._prune(child)  # a tail without bytes is of no use
             return node
         child.holders += 1
         self.release_node(node)
@@ -307,6 +314,13 @@ class PrefixCache:
     def _new_node(self, parent: PrefixNode | None, tokens: bytes) -> PrefixNode:
         self._next_number += 1
         return PrefixNode(self._next_number, parent, tokens)
+
+
+def _bytes_of(tokens: NDArray[np.int32]) -> bytes:
+    """Tokens as the tree holds them; any other type would make other tokens of the same bytes."""
+    if tokens.dtype != np.int32:
+        raise UsageError(f"tokens must be int32, got {tokens.dtype}: pass tokens.astype(np.int32)", dtype=tokens.dtype)
+    return tokens.tobytes()
 
 
 def _below(node: PrefixNode) -> list[PrefixNode]:

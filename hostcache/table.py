@@ -71,7 +71,10 @@ class BlockTable:
 
         Raises:
             OutOfBlocks: the pool cannot provide them; the table is unchanged.
+            UsageError: `count` is negative.
         """
+        if count < 0:
+            raise UsageError(f"cannot append {count} tokens: truncate takes tokens back", count=count)
         needed = self.blocks_needed(count)
         if needed:
             fresh = self._pool.allocate(needed)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hostcache import BlockPool, Namespace, PrefixCache, PrefixHit
 from hostcache.errors import UsageError
+from hostcache.prefix import PARTIAL_CANDIDATES
 
 HOME = Namespace("model")
 
@@ -256,6 +257,34 @@ def test_a_node_holds_one_to_a_block_of_tokens(count: int) -> None:
     (block,) = home.pool.allocate(1)
     with pytest.raises(UsageError, match=rf"1\.\.4 tokens, got {count}"):
         home.cache.publish(home.cache.root(HOME), np.zeros(count, np.int32), block)
+
+
+def test_tokens_of_another_type_are_refused() -> None:
+    """Eight int64 tokens have the bytes of sixteen int32 ones."""
+    home = Pool4()
+    (block,) = home.pool.allocate(1)
+    with pytest.raises(UsageError, match="tokens must be int32, got int64"):
+        home.cache.publish(home.cache.root(HOME), np.zeros(2, np.int64), block)
+    with pytest.raises(UsageError, match="tokens must be int32, got int64"):
+        home.cache.match(HOME, np.zeros(2, np.int64))
+
+
+def test_a_tail_that_finds_no_bytes_leaves_no_node() -> None:
+    """A sequence stands on a part of a shared block and ends before it gets a copy of its own.
+
+    So many siblings have come meanwhile that the part is not found among them any more.
+    """
+    home = Pool4(total=80)
+    home.compute("abcd")
+    stalled = home.cache.match(HOME, ids("abX"))
+    assert stalled.partial_tokens == 2
+    for code in range(PARTIAL_CANDIDATES):
+        home.compute(f"{chr(1000 + code)}xyz")
+    assert home.cache.publish(stalled.node, ids("ab"), stalled.partial) is stalled.node
+    home.drop(stalled)
+    assert home.cache.nodes == 1 + 1 + PARTIAL_CANDIDATES  # the root, abcd, and the siblings
+    home.pool.release_all(home.pool.allocate(80))
+    assert home.cache.nodes == 0
 
 
 @settings(max_examples=80, deadline=None)

@@ -109,6 +109,14 @@ def test_truncate_refuses_what_is_not_there() -> None:
             table.truncate(length)
 
 
+def test_a_negative_count_is_not_appended() -> None:
+    pool, table, _ = make()
+    table.append(20)
+    with pytest.raises(UsageError, match="cannot append -4 tokens"):
+        table.append(-4)
+    assert (table.length, pool.used) == (20, 2)
+
+
 def test_release_gives_everything_back_once() -> None:
     pool, table, _ = make()
     table.append(40)
