@@ -13,39 +13,13 @@ from .cache import PagedKVCache
 from .errors import RequestFailed, RequestRefused, RockpageError, UsageError
 from .prefix import Namespace, PrefixCache
 from .request import FinishReason, Request, RequestState
+from .scheduler_config import SchedulerConfig
 from .step import Chunk, StepPlan
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Limits of a step.
-
-    Attributes:
-        context_length: most tokens a sequence may hold: the model's limit.
-        max_rows: most tokens one step computes, over all sequences.
-        max_sequences: most sequences that run at once.
-        prefill_chunk: most prompt tokens of one sequence in one step.
-        watermark: share of the pool that admission leaves free while others run, so that they can grow.
-    """
-
-    context_length: int
-    max_rows: int = 256
-    max_sequences: int = 64
-    prefill_chunk: int = 64
-    watermark: float = 0.01
-
-    def __post_init__(self) -> None:
-        for name in ("context_length", "max_rows", "max_sequences", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}", name=name)
-        if self.max_sequences > self.max_rows:
-            raise UsageError(
-                f"max_sequences {self.max_sequences} exceeds max_rows {self.max_rows}: every running sequence "
-                "needs a row to decode",
-                max_sequences=self.max_sequences,
-            )
+MAX_TOKEN = 2**31 - 1
+"""Tokens travel as int32: a larger id would become another one."""
 
 
 @dataclass
@@ -117,6 +91,8 @@ class Scheduler:
                 f"a prompt is a non-empty list of token ids, got shape {tokens.shape} of {tokens.dtype}",
                 shape=tokens.shape,
             )
+        if tokens.min() < 0 or tokens.max() > MAX_TOKEN:
+            raise RequestRefused(f"token ids are 0..{MAX_TOKEN}, got {tokens.min()}..{tokens.max()}")
         room = self.config.context_length - len(tokens)
         if room < 1 or (max_tokens is not None and max_tokens > room):
             raise RequestRefused(
@@ -174,38 +150,21 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plan the next step and take its slots. Commit it or roll it back before the next call.
 
-        A request that cannot be continued is finished with an error here. The plan may be empty.
+        A request that cannot be continued is finished with an error here. The plan may be empty. If anything is
+        raised, the slots taken so far go back.
 
         Raises:
             UsageError: the previous step is still in flight.
         """
         if self._in_flight is not None:
             raise UsageError("the previous step was neither committed nor rolled back")
-        preemptions = self.stats.preemptions
-        had_work, ended = not self.idle, False
         chunks: list[Chunk] = []
-        rows = self.config.max_rows
-        decoding = [request for request in self.running if request.remaining == 1]
-        prefilling = [request for request in self.running if request.remaining > 1]
-        for request in decoding + prefilling:
-            if rows and request.state is RequestState.RUNNING:  # an older one may have preempted it by now
-                rows -= self._take_chunk(request, rows, chunks)
-                ended |= request.finished
-        while self.waiting and rows and self.stats.preemptions == preemptions:
-            request = self.waiting[0]
-            if self._cache.geometry.blocks_for(request.length) > self._pool.total:
-                self._fail(request)  # it filled the pool together with a fork of itself, and lost its place
-                ended = True
-                continue
-            if len(self.running) >= self.config.max_sequences or not self._admit(request):
-                break
-            rows -= self._take_chunk(request, rows, chunks)
-        if had_work and not chunks and not ended and not self._pool.fenced:
-            raise RockpageError(
-                f"no progress: {len(self.waiting)} requests wait, {len(self.running)} run, "
-                f"{self._pool.available} of {self._pool.total} blocks available; this is a bug in the scheduler"
-            )
-        plan = StepPlan.build(chunks)
+        try:
+            self._fill_step(chunks)
+            plan = StepPlan.build(chunks)
+        except BaseException:
+            self._take_back(chunks)
+            raise
         if chunks:
             self._in_flight = plan
         return plan
@@ -241,10 +200,7 @@ class Scheduler:
     def rollback(self, plan: StepPlan) -> None:
         """The step was not computed: give its slots back; the requests go on from where they were."""
         self._land(plan)
-        for chunk in plan.chunks:
-            chunk.request.table.truncate(chunk.start)
-            if chunk.request.doomed is not None:
-                self._finish(chunk.request, chunk.request.doomed)
+        self._take_back(plan.chunks)
 
     def end(self, request: Request, reason: FinishReason, error: RockpageError | None = None) -> None:
         """End a request in whatever state it is; its blocks go back at once, or after the step in flight.
@@ -262,6 +218,32 @@ class Scheduler:
     def _take_id(self) -> int:
         self._next_id += 1
         return self._next_id
+
+    def _fill_step(self, chunks: list[Chunk]) -> None:
+        """Choose what the next step computes."""
+        preemptions = self.stats.preemptions
+        had_work, ended = not self.idle, False
+        rows = self.config.max_rows
+        decoding = [request for request in self.running if request.remaining == 1]
+        prefilling = [request for request in self.running if request.remaining > 1]
+        for request in decoding + prefilling:
+            if rows and request.state is RequestState.RUNNING:  # an older one may have preempted it by now
+                rows -= self._take_chunk(request, rows, chunks)
+                ended |= request.finished
+        while self.waiting and rows and self.stats.preemptions == preemptions:
+            request = self.waiting[0]
+            if self._cache.geometry.blocks_for(request.length) > self._pool.total:
+                self._fail(request)  # it filled the pool together with a fork of itself, and lost its place
+                ended = True
+                continue
+            if len(self.running) >= self.config.max_sequences or not self._admit(request):
+                break
+            rows -= self._take_chunk(request, rows, chunks)
+        if had_work and not chunks and not ended and not self._pool.fenced:
+            raise RockpageError(
+                f"no progress: {len(self.waiting)} requests wait, {len(self.running)} run, "
+                f"{self._pool.available} of {self._pool.total} blocks available; this is a bug in the scheduler"
+            )
 
     def _take_chunk(self, request: Request, rows: int, chunks: list[Chunk]) -> int:
         """Take slots for the request's next tokens; returns how many."""
@@ -376,6 +358,14 @@ class Scheduler:
         if request.node is not None:
             self._prefix.release_node(request.node)
             request.node = None
+
+    def _take_back(self, chunks: Sequence[Chunk]) -> None:
+        """Undo what `_take_chunk` did for a step that will not be computed."""
+        for chunk in chunks:
+            chunk.request.in_flight = False
+            chunk.request.table.truncate(chunk.start)
+            if chunk.request.doomed is not None:
+                self._finish(chunk.request, chunk.request.doomed)
 
     def _land(self, plan: StepPlan) -> None:
         if plan is not self._in_flight:

@@ -325,3 +325,43 @@ def test_limits_are_positive(field: str) -> None:
         SchedulerConfig(**{"context_length": 8, field: 0})
     with pytest.raises(UsageError, match="max_sequences 300 exceeds max_rows 256"):
         SchedulerConfig(context_length=8, max_sequences=300)
+
+
+@pytest.mark.parametrize("watermark", [-0.01, 1.0, float("nan")])
+def test_the_watermark_is_a_share_of_the_pool(watermark: float) -> None:
+    with pytest.raises(UsageError, match="watermark is a share of the pool"):
+        SchedulerConfig(context_length=8, watermark=watermark)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**31, 2**32 + 5])
+def test_an_id_that_int32_would_turn_into_another_is_refused(wrong: int) -> None:
+    bench = Bench()
+    with pytest.raises(RequestRefused, match=rf"token ids are 0\.\.2147483647, got .*{wrong}"):
+        bench.scheduler.submit(np.array([5, wrong]), HOME, 4)
+    assert bench.scheduler.submit(np.array([2**31 - 1]), HOME, 4).tokens.tolist() == [2**31 - 1]
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_step_that_cannot_be_planned_takes_no_slots(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    first, second = bench.submit(6), bench.submit(3, start=50)
+    bench.step()
+    third = bench.submit(9, start=90)
+    before = [request.table.length for request in (first, second)]
+    with monkeypatch.context() as patch:
+
+        def refuse(_: object) -> StepPlan:
+            bench.scheduler.end(second, FinishReason.ABORTED)  # its client went away meanwhile
+            raise error
+
+        patch.setattr(StepPlan, "build", refuse)
+        with pytest.raises(error):
+            bench.scheduler.schedule()
+    assert [request.table.length for request in (first, third)] == [before[0], 0]
+    assert second.finish_reason is FinishReason.ABORTED
+    assert [request.in_flight for request in (first, third)] == [False, False]
+    assert chunks(bench.step()) == [(first.id, 6, 1, True), (third.id, 0, 9, True)]
+    bench.run()
+    assert bench.pool.used == 0
