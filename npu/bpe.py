@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hostcache.errors import MissingExtra, UnsupportedModel
@@ -10,7 +11,7 @@ from hostcache.errors import MissingExtra, UnsupportedModel
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "build_bpe", "pre_tokenizer_named"]
+__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "build_bpe", "import_tokenizers", "pre_tokenizer_named"]
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,37 @@ def _words_with_digits(digits: str) -> str:
     )
 
 
+# meta-llama/Meta-Llama-3-8B, tokenizer.json: Split before ByteLevel; ignore_merges; a post-processor adds bos.
+_LLAMA_3 = PreTokenizer(split=_words_with_digits(r"\p{N}{1,3}"), whole_words=True, adds_bos=True)
+
 PRE_TOKENIZERS = {
     # openai-community/gpt2, tokenizer.json: ByteLevel.
     "gpt-2": PreTokenizer(),
     # HuggingFaceTB/SmolLM2-135M-Instruct, tokenizer.json: Digits(individual_digits) before ByteLevel.
     "smollm": PreTokenizer(single_digits=True),
-    # meta-llama/Meta-Llama-3-8B, tokenizer.json: Split before ByteLevel; ignore_merges; a post-processor adds bos.
-    "llama-bpe": PreTokenizer(split=_words_with_digits(r"\p{N}{1,3}"), whole_words=True, adds_bos=True),
-    # Qwen/Qwen2.5-0.5B-Instruct, tokenizer.json: NFC, then Split before ByteLevel.
+    # Llama 3 to 3.3, under the three names that llama.cpp's `llama_vocab::impl::load` takes for them.
+    "llama-bpe": _LLAMA_3,
+    "llama3": _LLAMA_3,
+    "llama-v3": _LLAMA_3,
+    # Llama 3's without bos, the name under which llama.cpp's converter writes SmolLM3.
+    "smaug-bpe": replace(_LLAMA_3, adds_bos=False),
+    # Qwen/Qwen2.5-0.5B-Instruct, tokenizer.json: NFC, then Split before ByteLevel. Qwen3 has the same.
     "qwen2": PreTokenizer(split=_words_with_digits(r"\p{N}"), nfc=True),
 }
 """What rockpage knows, by the name a GGUF file gives in `tokenizer.ggml.pre`; each with the file it was taken from."""
+
+
+def import_tokenizers() -> ModuleType:
+    """The `tokenizers` library.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        import tokenizers  # noqa: PLC0415 - an optional extra, wanted only where a tokenizer is built
+    except ImportError as error:
+        raise MissingExtra("the tokenizer needs 'tokenizers': pip install 'rockpage[model]'", extra="model") from error
+    return tokenizers
 
 
 def pre_tokenizer_named(name: object) -> PreTokenizer:
@@ -88,19 +109,18 @@ def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]], pre: PreToke
     Raises:
         MissingExtra: the `tokenizers` library is not installed.
     """
-    try:
-        import tokenizers  # noqa: PLC0415 - an optional extra, wanted only here
-    except ImportError as error:
-        raise MissingExtra("the tokenizer needs 'tokenizers': pip install 'rockpage[model]'", extra="model") from error
+    library = import_tokenizers()
     # The constructor takes half the time of parsing a tokenizer.json made for the purpose.
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.whole_words))
+    bpe: tokenizers.Tokenizer = library.Tokenizer(
+        library.models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.whole_words)
+    )
     steps: list[tokenizers.pre_tokenizers.PreTokenizer] = []
     if pre.single_digits:
-        steps.append(tokenizers.pre_tokenizers.Digits(individual_digits=True))
+        steps.append(library.pre_tokenizers.Digits(individual_digits=True))
     if pre.split is not None:
-        steps.append(tokenizers.pre_tokenizers.Split(tokenizers.Regex(pre.split), behavior="isolated"))
-    steps.append(tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.split is None))
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(steps)
+        steps.append(library.pre_tokenizers.Split(library.Regex(pre.split), behavior="isolated"))
+    steps.append(library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.split is None))
+    bpe.pre_tokenizer = library.pre_tokenizers.Sequence(steps)
     if pre.nfc:
-        bpe.normalizer = tokenizers.normalizers.NFC()
+        bpe.normalizer = library.normalizers.NFC()
     return bpe

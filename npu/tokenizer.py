@@ -1,10 +1,11 @@
-"""Text to token ids and back, as the model file's own vocabulary and merges say."""
+"""Text to token ids and back, as the model's own vocabulary and merges say."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,30 +14,49 @@ from numpy.typing import NDArray
 from hostcache.errors import BadModelFile, UnsupportedModel, UsageError
 
 from .bpe import build_bpe, pre_tokenizer_named
-from .vocabulary import Metadata, TokenKind, Vocabulary
+from .hf_tokenizer import FolderTokenizer
+from .spm import NO_PREFIX, Before, SpacePrefix, build_pieces, prefix_of_metadata, ranked_merges
+from .vocabulary import SPACE_MARK, Metadata, Spelling, TokenKind, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
 __all__ = ["Tokenizer"]
 
+_BORDERS: dict[int, Before] = {TokenKind.CONTROL: Before.CONTROL, TokenKind.USER_DEFINED: Before.USER_DEFINED}
+
 
 class Tokenizer:
-    """Byte-level BPE. Holds no state between calls, so threads may share it.
+    """BPE over bytes, or SentencePiece's over characters. Holds no state between calls, so threads may share it.
 
     The merging is done by the `tokenizers` library. Tokens that are matched as a whole are found here: whether control
     tokens are parsed is a property of a call, while in the library it is a switch on the shared object.
 
+    Args:
+        vocabulary: the tokens.
+        bpe: merges plain text.
+        add_bos: whether `encode` puts `bos_id` first when not told.
+        prefix: the space that plain text gets.
+
     Attributes:
         vocab_size: ids are `0 <= id < vocab_size`.
         bos_id: the token that starts a sequence, or None.
-        eos_ids: the tokens that end an answer; empty when the file names none.
-        add_bos: whether `encode` puts `bos_id` first when not told.
+        eos_ids: the tokens that end an answer: all that the model's files name, none when they name none. In a chat
+            the template's own end of a turn comes on top (`npu.chat.end_of_turn`).
+
+            - GGUF: `eos_token_id`, `eot_token_id` and `eom_token_id` of `tokenizer.ggml`.
+            - Folder: `eos_token_id` of generation_config.json or, if that names none, of config.json; and the
+              tokenizer's own `eos_token`.
+        add_bos: as given.
     """
 
-    def __init__(self, vocabulary: Vocabulary, bpe: tokenizers.Tokenizer, *, add_bos: bool) -> None:
-        self._vocabulary = vocabulary
+    def __init__(
+        self, vocabulary: Vocabulary, bpe: tokenizers.Tokenizer, *, add_bos: bool, prefix: SpacePrefix = NO_PREFIX
+    ) -> None:
+        # The library has its own copy of the merges; ours, 170 bytes each, would be kept for nothing.
+        self._vocabulary = dataclasses.replace(vocabulary, merges=[])
         self._bpe = bpe
+        self._prefix = prefix
         self._control = _LiteralSplitter(vocabulary.literals(TokenKind.CONTROL))
         self._user_defined = _LiteralSplitter(vocabulary.literals(TokenKind.USER_DEFINED))
         self.vocab_size = len(vocabulary.tokens)
@@ -52,30 +72,42 @@ class Tokenizer:
             metadata: the file's metadata (`GGUFFile.metadata`).
 
         Raises:
-            UnsupportedModel: not byte-level BPE, or a pre-tokenizer that is not known.
+            UnsupportedModel: neither byte-level nor SentencePiece BPE, or a pre-tokenizer that is not known.
             BadModelFile: vocabulary, kinds, merges or special ids are missing or contradict each other.
             MissingExtra: the `tokenizers` library is not installed.
         """
         family = metadata.get("tokenizer.ggml.model")
-        if family != "gpt2":
+        if family == Spelling.SENTENCEPIECE.value:
+            vocabulary = Vocabulary.from_metadata(metadata, Spelling.SENTENCEPIECE)
+            bpe = build_pieces(vocabulary, ranked_merges(metadata, vocabulary))
+            add_bos = _adds_bos(metadata, vocabulary, default=True)
+            return cls(vocabulary, bpe, add_bos=add_bos, prefix=prefix_of_metadata(metadata))
+        if family != Spelling.BYTE_LEVEL.value:
             raise UnsupportedModel(
-                f"the model file's tokenizer is {family!r} (tokenizer.ggml.model);"
-                " rockpage runs 'gpt2', byte-level BPE: use a model with that",
+                f"the model file's tokenizer is {family!r} (tokenizer.ggml.model); rockpage runs 'gpt2', byte-level"
+                " BPE, and 'llama', SentencePiece BPE: use a model with one of these",
                 model=family,
             )
         pre_tokenizer = pre_tokenizer_named(metadata.get("tokenizer.ggml.pre"))
         vocabulary = Vocabulary.from_metadata(metadata)
-        add_bos = metadata.get("tokenizer.ggml.add_bos_token", pre_tokenizer.adds_bos and vocabulary.bos_id is not None)
-        if not isinstance(add_bos, bool) or (add_bos and vocabulary.bos_id is None):
-            raise BadModelFile(
-                f"the model file's 'tokenizer.ggml.add_bos_token' is {add_bos!r}, its bos_token_id {vocabulary.bos_id};"
-                " fetch the file again",
-                add_bos=add_bos,
-                bos_id=vocabulary.bos_id,
-            )
         bpe = build_bpe(vocabulary.mergeable(), vocabulary.merges, pre_tokenizer)
-        # The library has its own copy of the merges; ours, 170 bytes each, would be kept for nothing.
-        return cls(dataclasses.replace(vocabulary, merges=[]), bpe, add_bos=add_bos)
+        return cls(vocabulary, bpe, add_bos=_adds_bos(metadata, vocabulary, default=pre_tokenizer.adds_bos))
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> Tokenizer:
+        """Build the tokenizer of a Hugging Face model folder.
+
+        Args:
+            folder: holds tokenizer.json and, as far as they exist, tokenizer_config.json, special_tokens_map.json,
+                config.json and generation_config.json.
+
+        Raises:
+            UnsupportedModel: there is no tokenizer.json, or it asks for a step that rockpage does not know.
+            BadModelFile: a file is damaged, or the files contradict each other.
+            MissingExtra: the `tokenizers` library is not installed.
+        """
+        source = FolderTokenizer.read(Path(folder))
+        return cls(source.vocabulary, source.build(), add_bos=source.add_bos, prefix=source.steps.prefix)
 
     def encode(self, text: str, *, special: bool = False, bos: bool | None = None) -> NDArray[np.int32]:
         """Turn text into token ids.
@@ -96,19 +128,38 @@ class Tokenizer:
             UsageError: the text holds a surrogate, or `bos` is asked of a model that has none.
         """
         _refuse_surrogates(text)
-        ids: list[int] = []
+        ids = self.encode_pieces(self.split_control(text) if special else ((text, None),))
         if self.add_bos if bos is None else bos:
             if self.bos_id is None:
                 raise UsageError("bos=True, but the model file names no bos token; leave bos out", bos=bos)
-            ids.append(self.bos_id)
-        for plain, control in self.split_control(text) if special else ((text, None),):
-            for words, user_defined in self._user_defined.split(plain):
-                ids += self._bpe.encode(words, add_special_tokens=False).ids
-                if user_defined is not None:
-                    ids.append(user_defined)
+            ids.insert(0, self.bos_id)
+        return np.array(ids, dtype=np.int32)
+
+    def encode_pieces(self, pieces: Iterable[tuple[str, int | None]]) -> list[int]:
+        """Encode a text that is already cut at its control tokens.
+
+        Args:
+            pieces: plain texts, each with the control token behind it or None. The first stands at the beginning of
+                the text, every other behind a control token.
+        """
+        ids: list[int] = []
+        before = Before.NOTHING
+        for plain, control in pieces:
+            ids += self._encode_plain(plain, before)
             if control is not None:
                 ids.append(control)
-        return np.array(ids, dtype=np.int32)
+            before = Before.CONTROL
+        return ids
+
+    def _encode_plain(self, text: str, before: Before) -> Iterator[int]:
+        if self._prefix.joins_user_defined:
+            # To SentencePiece its mark and a space are one.
+            text, before = self._prefix.put(text.replace(SPACE_MARK, " "), before), Before.USER_DEFINED
+        for words, user_defined in self._user_defined.split(text):
+            yield from self._bpe.encode(self._prefix.put(words, before), add_special_tokens=False).ids
+            if user_defined is not None:
+                yield user_defined
+            before = Before.USER_DEFINED
 
     def split_control(self, text: str) -> Iterator[tuple[str, int | None]]:
         """Cut text at its control tokens: pairs of plain text and the id that follows it, None behind the last."""
@@ -117,6 +168,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int] | NDArray[np.int32], *, special: bool = False) -> str:
         """Turn token ids into text; bytes that are not UTF-8 become U+FFFD.
 
+        The inverse of `encode`: a space that `encode` would have put before plain text is taken away again.
+
         Args:
             ids: token ids.
             special: write control tokens out; otherwise they are left out.
@@ -124,7 +177,16 @@ class Tokenizer:
         Raises:
             UsageError: an id is outside the vocabulary.
         """
-        return b"".join(self.token_bytes(token, special=special) for token in ids).decode(errors="replace")
+        data = bytearray()
+        before: Before | None = Before.NOTHING
+        for token in ids:
+            piece = self.token_bytes(token, special=special)
+            kind = self._vocabulary.kinds[token]
+            if before in self._prefix.behind and kind != TokenKind.CONTROL:
+                piece = piece.removeprefix(b" ")
+            data += piece
+            before = _BORDERS.get(kind)
+        return data.decode(errors="replace")
 
     def token_bytes(self, token: int, *, special: bool = True) -> bytes:
         """The bytes a token stands for; a control token stands for its text, or for nothing when not `special`.
@@ -149,6 +211,19 @@ class _LiteralSplitter:
             yield text[position : match.start()], self._ids[match[0]]
             position = match.end()
         yield text[position:], None
+
+
+def _adds_bos(metadata: Metadata, vocabulary: Vocabulary, *, default: bool) -> bool:
+    """What a GGUF file says about bos; where it is silent, what is usual for its family."""
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token", default and vocabulary.bos_id is not None)
+    if not isinstance(add_bos, bool) or (add_bos and vocabulary.bos_id is None):
+        raise BadModelFile(
+            f"the model file's 'tokenizer.ggml.add_bos_token' is {add_bos!r}, its bos_token_id {vocabulary.bos_id};"
+            " fetch the file again",
+            add_bos=add_bos,
+            bos_id=vocabulary.bos_id,
+        )
+    return add_bos
 
 
 def _refuse_surrogates(text: str) -> None:
