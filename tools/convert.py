@@ -1,0 +1,76 @@
+"""`rockpage convert`: a model with smaller weights, in one GGUF file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .command import Subparsers, add_command
+from .units import format_mib
+
+if TYPE_CHECKING:
+    from npu.convert import Conversion
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLE = """\
+rockpage convert model-f16.gguf --weights int4 --out model-int4.gguf
+rockpage run model-int4.gguf --prompt "Why does a bearing run hot?\""""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Register `rockpage convert`."""
+    parser = add_command(
+        subparsers, "convert", run, summary="write a model with 8-bit or 4-bit weights", example=EXAMPLE
+    )
+    parser.add_argument("source", metavar="SRC", help="a GGUF file")
+    parser.add_argument(
+        "--weights",
+        choices=("int4", "int8"),
+        required=True,
+        help="int4: 5 bits a weight (Q4_1), 8.5 of embedding and head; int8: 8.5 bits (Q8_0)",
+    )
+    parser.add_argument("--out", metavar="FILE", required=True, help="the GGUF file to write; it must not be there yet")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what became of the tensors, or one JSON object with `source_bytes, bytes, parts`.
+
+    Raises:
+        RockpageError: the source cannot be used, or the output is there already.
+        OSError: the output cannot be written.
+    """
+    from npu.convert import convert_model
+    from npu.gguf import GGUFFile
+    from npu.model import ModelConfig
+
+    with GGUFFile.open(args.source) as source:
+        ModelConfig.from_gguf(source)  # what could not be run afterwards is refused now
+        done = convert_model(source, source.metadata, args.weights, Path(args.out))
+    print(json.dumps(_as_dict(done)) if args.json else _as_text(done, args.out))
+    return 0
+
+
+def _as_dict(done: Conversion) -> dict[str, object]:
+    parts = [
+        {
+            "type": part.type.name,
+            "copied": part.copied,
+            "tensors": part.tensors,
+            "bytes": part.nbytes,
+            "relative_error": part.loss.relative,
+        }
+        for part in done.parts
+    ]
+    return {"source_bytes": done.source_bytes, "bytes": done.nbytes, "parts": parts}
+
+
+def _as_text(done: Conversion, out: str) -> str:
+    lines = [
+        f"{part.tensors:5} tensors {part.type.name:6} {format_mib(part.nbytes):>12}  "
+        + ("copied" if part.copied else f"relative error {part.loss.relative:.2%}" if part.loss.total else "exact")
+        for part in done.parts
+    ]
+    return "\n".join([*lines, f"{out}: {format_mib(done.nbytes)}, from {format_mib(done.source_bytes)}"])
