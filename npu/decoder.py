@@ -15,10 +15,10 @@ from hostcache.errors import UsageError
 from hostcache.geometry import KVGeometry
 
 from .ggml import dequantize
-from .gguf import GGUFFile
 from .graphs import SegmentGraphs
 from .model import ModelConfig
 from .segments import SegmentBinding, SegmentBuffers, Segments
+from .source import ModelSource
 from .weights import Activations, plan_weights
 from .weights_cache import FORM_VERSION, default_cache_dir, model_digest, weights_folder
 
@@ -44,7 +44,8 @@ class Decoder:
     Attributes:
         config: the model's dimensions.
         fingerprint: SHA-256 of the model file, in hex.
-        numerics: names everything here that can change a bit of K or V: runtime, machine, forms and activations.
+        numerics: names everything here that can change a bit of K or V: runtime, machine, forms of weights, graphs,
+            activations and rotation.
         weights_bytes: bytes of the repacked weights.
         max_rows: most tokens of one step.
     """
@@ -69,13 +70,12 @@ class Decoder:
         self._embed = embed
         self._buffers = SegmentBuffers(config, max_rows)
         self._bindings: OrderedDict[int, SegmentBinding] = OrderedDict()
-        pairs = np.arange(0, config.head_dim, 2)
-        self._frequencies = config.rope_theta ** (-pairs / config.head_dim)  # float64, radians per position
+        self._frequencies = config.rope.frequencies(config.head_dim)
 
     @classmethod
     def load(
         cls,
-        gguf: GGUFFile,
+        source: ModelSource,
         *,
         activations: Activations = "int8",
         threads: int = 1,
@@ -85,7 +85,7 @@ class Decoder:
         """Repack a model's weights if the cache does not have them yet, and load them.
 
         Args:
-            gguf: the open model file; it may be closed afterwards.
+            source: the open model; it may be closed afterwards.
             activations: `int8` quantises the inputs of products (fast; a token gets the same bits in a step of any
                 size); `fp32` keeps them (a step of one token differs from longer ones by 1e-6, relatively, where
                 weights are quantised).
@@ -95,7 +95,7 @@ class Decoder:
 
         Raises:
             UsageError: an argument is out of its range, or the weights fit nowhere on disk.
-            BadModelFile: the file contradicts itself.
+            BadModelFile: the model contradicts itself.
             UnsupportedModel: an architecture, variant or tensor type that rockpage does not run.
             MissingExtra: onnx or onnxruntime is not installed.
         """
@@ -106,19 +106,27 @@ class Decoder:
                 raise UsageError(f"{name} must be at least 1, got {value}", name=name, value=value)
         if threads > _MOST_THREADS:
             raise UsageError(f"threads must be at most {_MOST_THREADS}, got {threads}", threads=threads)
-        config = ModelConfig.from_gguf(gguf)
-        plan = plan_weights(gguf, config, activations)
+        config = ModelConfig.from_gguf(source)
+        plan = plan_weights(source, config, activations)
         cache_dir = cache_dir or default_cache_dir()
-        fingerprint = model_digest(gguf, cache_dir)
-        graphs = SegmentGraphs(gguf, config, plan, activations)
-        with weights_folder(gguf, plan, fingerprint, activations, cache_dir) as folder:
+        fingerprint = model_digest(source, cache_dir)
+        graphs = SegmentGraphs(source, config, plan, activations)
+        with weights_folder(source, plan, fingerprint, activations, cache_dir) as folder:
             segments = Segments(graphs, config.layers, folder, threads)
         return cls(
             config,
             segments,
-            _embedder(gguf, config),
+            _embedder(source, config),
             fingerprint=fingerprint,
-            numerics=f"onnxruntime-{segments.runtime_version}/{platform.machine()}/forms-{FORM_VERSION}/{activations}",
+            numerics="/".join(
+                (
+                    f"onnxruntime-{segments.runtime_version}",
+                    platform.machine(),
+                    f"forms-{FORM_VERSION}",
+                    activations,
+                    f"rope-{config.rope.identity(config.head_dim)}",
+                )
+            ),
             weights_bytes=plan.nbytes,
             max_rows=max_rows,
         )
@@ -151,8 +159,8 @@ class Decoder:
         m, d = len(tokens), self.config.head_dim
         buffers.residuals[0][:m] = self._embed(tokens)
         angles = positions[:, None] * self._frequencies
-        buffers.cos[:m] = np.cos(angles)
-        buffers.sin[:m] = np.sin(angles)
+        buffers.cos[:m] = np.cos(angles) * self.config.rope.attention
+        buffers.sin[:m] = np.sin(angles) * self.config.rope.attention
         q, k, v, attended = (b[:m].reshape(m, -1, d) for b in (buffers.q, buffers.k, buffers.v, buffers.attended))
         for layer in range(self.config.layers):
             binding.run(layer)
@@ -187,8 +195,8 @@ class Decoder:
                 raise UsageError(f"{name} {bad} is not within 0 to {limit - 1} (the {what})", name=name, value=bad)
 
 
-def _embedder(gguf: GGUFFile, config: ModelConfig) -> Callable[[NDArray[np.int32]], Floats]:
-    """A function from token ids to rows of the embedding, decoded from the mapped model file."""
-    info = gguf.tensors["token_embd.weight"]
-    table = gguf.data(info.name).reshape(config.vocab, -1)
+def _embedder(source: ModelSource, config: ModelConfig) -> Callable[[NDArray[np.int32]], Floats]:
+    """A function from token ids to rows of the embedding, decoded from the mapped model."""
+    info = source.tensors["token_embd.weight"]
+    table = source.data("token_embd.weight").reshape(config.vocab, -1)
     return lambda tokens: dequantize(info.type, table[tokens])

@@ -59,6 +59,10 @@ class GGUFFile:
         """Bytes of the whole file."""
         return self._file.size
 
+    def own_name(self, tensor: str) -> str:
+        """What the file calls a tensor: the same."""
+        return tensor
+
     def data(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor as they lie in the file.
 

@@ -22,7 +22,7 @@ name           float32, m rows         meaning
 `logits`       `[r, vocab]`            out (`last` only)
 =============  ======================  ==============================================================
 
-Matrices are external initialisers at their places in the weights file; norms are inside the graph.
+Matrices are external initialisers at their places in the weights file; norms and biases are inside the graph.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SegmentGraphs:
     """Builds the segments of one model, serialised.
 
     Args:
-        source: the open model; its norms are copied into the graphs.
+        source: the open model; its norms and biases are copied into the graphs.
         config: its dimensions.
         plan: where its matrices lie in the weights file.
         activations: how the inputs of products are held.
@@ -61,7 +61,7 @@ class SegmentGraphs:
     def first(self) -> bytes:
         """Embeddings to q, k, v of layer 0."""
         graph = self._graph()
-        normed = graph.rms_norm(graph.input("residual", self._config.hidden), self._norm("blk.0.attn_norm.weight"))
+        normed = graph.rms_norm(graph.input("residual", self._config.hidden), self._vector("blk.0.attn_norm.weight"))
         self._before_attention(graph, 0, normed)
         return graph.serialise("first")
 
@@ -70,7 +70,7 @@ class SegmentGraphs:
         graph = self._graph()
         attended = graph.input("attended", self._config.heads * self._config.head_dim)
         mlp, residual = self._after_attention(graph, layer, attended, graph.input("residual", self._config.hidden))
-        norm = self._norm(f"blk.{layer + 1}.attn_norm.weight")
+        norm = self._vector(f"blk.{layer + 1}.attn_norm.weight")
         normed, _ = graph.add_rms_norm(mlp, residual, norm, total="residual_out")
         graph.output("residual_out", "m", self._config.hidden)
         self._before_attention(graph, layer + 1, normed)
@@ -83,7 +83,7 @@ class SegmentGraphs:
         attended = graph.node("Gather", graph.input("attended", self._config.heads * self._config.head_dim), rows)
         residual = graph.node("Gather", graph.input("residual", self._config.hidden), rows)
         mlp, residual = self._after_attention(graph, self._config.layers - 1, attended, residual)
-        normed, _ = graph.add_rms_norm(mlp, residual, self._norm("output_norm.weight"))
+        normed, _ = graph.add_rms_norm(mlp, residual, self._vector("output_norm.weight"))
         (logits,) = graph.linear(normed, self._groups[(self._config.head_tensor,)])
         graph.node("Identity", logits, outputs=["logits"])
         graph.output("logits", "r", self._config.vocab)
@@ -103,27 +103,42 @@ class SegmentGraphs:
         q, k, v = graph.linear(normed, self._groups[names], twice=True)
         cos, sin = (graph.input(name, config.head_dim // 2) for name in ("cos", "sin"))
         zero = graph.constant(np.zeros(1, np.int64))  # the axis of the batch, and the row of cos for the first token
+        pairs = int(config.family.interleaved)
         for name, value, heads in (("q", q, config.heads), ("k", k, config.kv_heads)):
-            batched = graph.node("Unsqueeze", value, zero)
-            # GGUF stores Llama's q and k for the rotation of neighbouring pairs.
-            graph.node("RotaryEmbedding", batched, zero, cos, sin, outputs=[name], contrib=True, interleaved=1)
+            biased = self._add_bias(graph, f"{block}.attn_{name}.bias", value)
+            normed_heads = self._norm_heads(graph, f"{block}.attn_{name}_norm.weight", biased)
+            batched = graph.node("Unsqueeze", normed_heads, zero)
+            graph.node("RotaryEmbedding", batched, zero, cos, sin, outputs=[name], contrib=True, interleaved=pairs)
             graph.output(name, 1, "m", heads * config.head_dim)
-        graph.node("Identity", v, outputs=["v"])
+        graph.node("Identity", self._add_bias(graph, f"{block}.attn_v.bias", v), outputs=["v"])
         graph.output("v", "m", config.kv_heads * config.head_dim)
+
+    def _add_bias(self, graph: OnnxGraph, name: str, value: str) -> str:
+        """`value` with its bias, if the family has one."""
+        return graph.node("Add", value, graph.constant(self._vector(name))) if self._config.family.qkv_bias else value
+
+    def _norm_heads(self, graph: OnnxGraph, name: str, value: str) -> str:
+        """`value` with RMSNorm of each head by itself, if the family has it; all heads share one weight."""
+        if not self._config.family.qk_norm:
+            return value
+        heads = graph.node("Reshape", value, graph.constant(np.array([0, -1, self._config.head_dim])))
+        normed = graph.rms_norm(heads, self._vector(name))
+        return graph.node("Reshape", normed, graph.constant(np.array([0, -1])))
 
     def _after_attention(self, graph: OnnxGraph, layer: int, attended: str, residual: str) -> tuple[str, str]:
         """Output projection and gated MLP: `(mlp, residual)`, whose sum is the residual stream behind the layer."""
         block = f"blk.{layer}"
         (out,) = graph.linear(attended, self._groups[(f"{block}.attn_output.weight",)])
-        normed, residual = graph.add_rms_norm(out, residual, self._norm(f"{block}.ffn_norm.weight"))
+        normed, residual = graph.add_rms_norm(out, residual, self._vector(f"{block}.ffn_norm.weight"))
         gate, up = graph.linear(normed, self._groups[(f"{block}.ffn_gate.weight", f"{block}.ffn_up.weight")])
         silu = graph.node("Mul", gate, graph.node("Sigmoid", gate))
         (mlp,) = graph.linear(graph.node("Mul", silu, up), self._groups[(f"{block}.ffn_down.weight",)])
         return mlp, residual
 
-    def _norm(self, name: str) -> NDArray[np.float32]:
+    def _vector(self, name: str) -> NDArray[np.float32]:
+        """A norm's weight or a bias."""
         info = self._source.tensors[name]
-        weight: NDArray[np.float32] = dequantize(info.type, self._source.data(name).reshape(1, -1))[0]
+        vector: NDArray[np.float32] = dequantize(info.type, self._source.data(name).reshape(1, -1))[0]
         # A fault maps the pages around the one it wanted too: over all norms that came to a fifth of the file.
         self._source.release_pages()
-        return weight
+        return vector

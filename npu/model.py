@@ -1,28 +1,28 @@
-"""What a model is: its dimensions, read from GGUF metadata and held against its tensors."""
+"""What a model is: its family and its dimensions, read from GGUF metadata and held against its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NoReturn
 
 from hostcache.errors import BadModelFile, UnsupportedModel
 from hostcache.geometry import KVGeometry
 
-from .gguf import GGUFFile
+from .architectures import ARCHITECTURES, Architecture
+from .gguf_rope import read_rope
+from .keys import Keys
+from .rope import Rope
+from .source import ModelSource
 
-__all__ = ["ARCHITECTURES", "ModelConfig"]
-
-ARCHITECTURES = ("llama",)
-"""Values of `general.architecture` that rockpage runs (Llama, SmolLM2, TinyLlama, ...)."""
+__all__ = ["ModelConfig"]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Dimensions of a Llama-type decoder: RMSNorm, grouped-query attention, RoPE on whole heads, SwiGLU.
+    """Dimensions of a model.
 
     Attributes:
-        architecture: `general.architecture` of the file.
+        family: what kind of decoder it is.
         layers: decoder blocks.
         hidden: width of the residual stream.
         heads: query heads per layer.
@@ -30,13 +30,13 @@ class ModelConfig:
         head_dim: elements per head, even.
         ffn: width of the gated MLP.
         vocab: token ids are `0 <= id < vocab`.
-        context_length: positions the model was trained for.
-        rope_theta: base of the rotary frequencies.
+        context_length: positions the model was made for.
+        rope: the rotation of queries and keys.
         eps: epsilon of every RMSNorm.
         tied_head: the output head is the token embedding.
     """
 
-    architecture: str
+    family: Architecture
     layers: int
     hidden: int
     heads: int
@@ -45,44 +45,47 @@ class ModelConfig:
     ffn: int
     vocab: int
     context_length: int
-    rope_theta: float
+    rope: Rope
     eps: float
     tied_head: bool
 
     @classmethod
-    def from_gguf(cls, gguf: GGUFFile) -> ModelConfig:
-        """Read the dimensions and check that exactly the tensors they call for are there.
+    def from_gguf(cls, source: ModelSource) -> ModelConfig:
+        """Read the dimensions from GGUF's keys and check that exactly the tensors they call for are there.
 
         Args:
-            gguf: an open file; only its header is read.
+            source: an open model; no weight is read.
 
         Raises:
             BadModelFile: a key or tensor is missing, or a value or shape contradicts the header.
             UnsupportedModel: another architecture, or a variant that would be computed wrongly.
         """
-        header = _Keys(gguf)
-        architecture = header.text("general.architecture")
-        if architecture not in ARCHITECTURES:
-            header.refuse(f"architecture '{architecture}'", f"rockpage runs {', '.join(ARCHITECTURES)}")
-        _refuse_variants(header, architecture)
-        hidden = header.integer(f"{architecture}.embedding_length")
-        heads = header.integer(f"{architecture}.attention.head_count")
+        keys = Keys(source.path, source.metadata)
+        name = keys.text("general.architecture")
+        if name not in ARCHITECTURES:
+            keys.refuse(f"architecture '{name}'", f"rockpage runs {', '.join(ARCHITECTURES)}")
+        hidden = keys.integer(f"{name}.embedding_length")
+        heads = keys.integer(f"{name}.attention.head_count")
+        head_dim = keys.integer(f"{name}.attention.key_length", hidden // heads)
+        context_length = keys.integer(f"{name}.context_length")
+        if head_dim % 2:
+            keys.contradict(f"{name}.attention.key_length", head_dim, "rotary embedding turns pairs of elements")
         config = cls(
-            architecture=architecture,
-            layers=header.integer(f"{architecture}.block_count"),
+            family=ARCHITECTURES[name],
+            layers=keys.integer(f"{name}.block_count"),
             hidden=hidden,
             heads=heads,
-            kv_heads=header.integer(f"{architecture}.attention.head_count_kv", heads),
-            head_dim=header.integer(f"{architecture}.attention.key_length", hidden // heads),
-            ffn=header.integer(f"{architecture}.feed_forward_length"),
-            vocab=header.integer(f"{architecture}.vocab_size", _embedding_rows(gguf)),
-            context_length=header.integer(f"{architecture}.context_length"),
-            rope_theta=header.number(f"{architecture}.rope.freq_base", 10000.0),
-            eps=header.number(f"{architecture}.attention.layer_norm_rms_epsilon"),
-            tied_head="output.weight" not in gguf.tensors,
+            kv_heads=keys.integer(f"{name}.attention.head_count_kv", heads),
+            head_dim=head_dim,
+            ffn=keys.integer(f"{name}.feed_forward_length"),
+            vocab=keys.integer(f"{name}.vocab_size", _embedding_rows(source)),
+            context_length=context_length,
+            rope=read_rope(source, name, head_dim, context_length),
+            eps=keys.number(f"{name}.attention.layer_norm_rms_epsilon"),
+            tied_head="output.weight" not in source.tensors,
         )
-        config._check_heads(header)
-        config._check_tensors(gguf)
+        config._refuse_variants(keys)
+        config._check_tensors(source)
         return config
 
     @property
@@ -97,132 +100,84 @@ class ModelConfig:
 
     def tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Every tensor of the model with its shape, rows first: a matrix maps its columns to its rows."""
+        q_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         yield "token_embd.weight", (self.vocab, self.hidden)
         for layer in range(self.layers):
-            yield f"blk.{layer}.attn_norm.weight", (self.hidden,)
-            yield f"blk.{layer}.attn_q.weight", (self.heads * self.head_dim, self.hidden)
-            yield f"blk.{layer}.attn_k.weight", (self.kv_heads * self.head_dim, self.hidden)
-            yield f"blk.{layer}.attn_v.weight", (self.kv_heads * self.head_dim, self.hidden)
-            yield f"blk.{layer}.attn_output.weight", (self.hidden, self.heads * self.head_dim)
-            yield f"blk.{layer}.ffn_norm.weight", (self.hidden,)
-            yield f"blk.{layer}.ffn_gate.weight", (self.ffn, self.hidden)
-            yield f"blk.{layer}.ffn_up.weight", (self.ffn, self.hidden)
-            yield f"blk.{layer}.ffn_down.weight", (self.hidden, self.ffn)
+            block = f"blk.{layer}"
+            yield f"{block}.attn_norm.weight", (self.hidden,)
+            for name, width in (("attn_q", q_width), ("attn_k", kv_width), ("attn_v", kv_width)):
+                yield f"{block}.{name}.weight", (width, self.hidden)
+                if self.family.qkv_bias:
+                    yield f"{block}.{name}.bias", (width,)
+            if self.family.qk_norm:
+                yield f"{block}.attn_q_norm.weight", (self.head_dim,)
+                yield f"{block}.attn_k_norm.weight", (self.head_dim,)
+            yield f"{block}.attn_output.weight", (self.hidden, q_width)
+            yield f"{block}.ffn_norm.weight", (self.hidden,)
+            yield f"{block}.ffn_gate.weight", (self.ffn, self.hidden)
+            yield f"{block}.ffn_up.weight", (self.ffn, self.hidden)
+            yield f"{block}.ffn_down.weight", (self.hidden, self.ffn)
         yield "output_norm.weight", (self.hidden,)
         if not self.tied_head:
             yield "output.weight", (self.vocab, self.hidden)
+        if self.rope.factors:
+            yield "rope_freqs.weight", (self.head_dim // 2,)
 
-    def _check_heads(self, header: _Keys) -> None:
+    def _refuse_variants(self, keys: Keys) -> None:
+        name = self.family.name
         if self.heads % self.kv_heads:
-            header.contradict("attention.head_count_kv", self.kv_heads, f"{self.heads} heads are not a multiple of it")
-        if self.head_dim % 2:
-            header.contradict("attention.key_length", self.head_dim, "rotary embedding turns pairs of elements")
-        rotated = header.integer(f"{self.architecture}.rope.dimension_count", self.head_dim)
+            reason = f"{self.heads} heads are not a multiple of it"
+            keys.contradict(f"{name}.attention.head_count_kv", self.kv_heads, reason)
+        rotated = keys.integer(f"{name}.rope.dimension_count", self.head_dim)
         if rotated != self.head_dim:
-            header.refuse(f"rotation of {rotated} of {self.head_dim} elements", "rockpage rotates whole heads")
-        value_dim = header.integer(f"{self.architecture}.attention.value_length", self.head_dim)
+            keys.refuse(f"rotation of {rotated} of {self.head_dim} elements", "rockpage rotates whole heads")
+        value_dim = keys.integer(f"{name}.attention.value_length", self.head_dim)
         if value_dim != self.head_dim:
-            header.refuse(f"values of {value_dim} beside keys of {self.head_dim} elements", "rockpage wants equal ones")
+            keys.refuse(f"values of {value_dim} beside keys of {self.head_dim} elements", "rockpage wants equal ones")
+        if experts := keys.integer(f"{name}.expert_count", 0, least=0):
+            keys.refuse(f"a mixture of {experts} experts", "use a dense model")
+        # A window that holds the whole context hides nothing.
+        window = keys.integer(f"{name}.attention.sliding_window", 0, least=0)
+        if 0 < window < self.context_length:
+            keys.refuse(f"a sliding window of {window} tokens", "use a model with full attention")
 
-    def _check_tensors(self, gguf: GGUFFile) -> None:
-        tokens = gguf.metadata.get("tokenizer.ggml.tokens")
+    def _check_tensors(self, source: ModelSource) -> None:
+        path = str(source.path)
+        tokens = source.metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, list) and len(tokens) != self.vocab:
             raise BadModelFile(
-                f"{gguf.path}: the tokenizer has {len(tokens)} tokens but the model {self.vocab}; fetch the file again",
-                path=str(gguf.path),
+                f"{path}: the tokenizer has {len(tokens)} tokens but the model {self.vocab}; fetch the file again",
+                path=path,
                 tokens=len(tokens),
                 vocab=self.vocab,
             )
-        unused = dict(gguf.tensors)
+        unused = dict(source.tensors)
         for name, shape in self.tensor_shapes():
-            info = unused.pop(name, None)
+            info, own_name = unused.pop(name, None), source.own_name(name)
             if info is None:
                 raise BadModelFile(
-                    f"{gguf.path}: tensor '{name}' is missing; fetch the file again", path=str(gguf.path), tensor=name
+                    f"{path}: tensor '{own_name}' is missing; fetch the file again", path=path, tensor=own_name
                 )
             if info.shape != shape:
                 raise BadModelFile(
-                    f"{gguf.path}: tensor '{name}' is {list(info.shape)}, the header calls for {list(shape)};"
+                    f"{path}: tensor '{own_name}' is {list(info.shape)}, the header calls for {list(shape)};"
                     " fetch the file again",
-                    path=str(gguf.path),
-                    tensor=name,
+                    path=path,
+                    tensor=own_name,
                     shape=info.shape,
                     expected=shape,
                 )
-        # A bias or a frequency table that is left out would not fail: it would answer wrongly.
+        # A bias that is left out would not fail: it would answer wrongly.
         for name in unused:
+            own_name = source.own_name(name)
             raise UnsupportedModel(
-                f"{gguf.path}: tensor '{name}' is not part of the {self.architecture} models rockpage runs;"
+                f"{path}: tensor '{own_name}' is not part of the {self.family.name} models rockpage runs;"
                 " use a plain variant of the model",
-                path=str(gguf.path),
-                tensor=name,
+                path=path,
+                tensor=own_name,
             )
 
 
-def _embedding_rows(gguf: GGUFFile) -> int | None:
-    info = gguf.tensors.get("token_embd.weight")
+def _embedding_rows(source: ModelSource) -> int | None:
+    info = source.tensors.get("token_embd.weight")
     return info.shape[0] if info else None
-
-
-def _refuse_variants(header: _Keys, architecture: str) -> None:
-    metadata = header.gguf.metadata
-    scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
-    factor = metadata.get(f"{architecture}.rope.scaling.factor", metadata.get(f"{architecture}.rope.scale_linear", 1.0))
-    if "rope_freqs.weight" in header.gguf.tensors:
-        header.refuse("RoPE frequency factors (rope_freqs.weight)", "use a model without them")
-    if scaling != "none" or factor != 1.0:
-        header.refuse(f"RoPE scaling (type {scaling!r}, factor {factor})", "use a model without it")
-    experts = metadata.get(f"{architecture}.expert_count", 0)
-    if experts:
-        header.refuse(f"a mixture of {experts} experts", "use a dense model")
-    window = metadata.get(f"{architecture}.attention.sliding_window", 0)
-    if window:
-        header.refuse(f"a sliding window of {window} tokens", "use a model with full attention")
-
-
-class _Keys:
-    """Typed access to metadata; each mistake becomes an error that names file, key and value."""
-
-    def __init__(self, gguf: GGUFFile) -> None:
-        self.gguf = gguf
-
-    def text(self, key: str) -> str:
-        value = self._value(key, None)
-        if not isinstance(value, str):
-            self.contradict(key, value, "it must be a string")
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, default)
-        if isinstance(value, list):
-            self.refuse(f"'{key}' that differs by layer", "use a model with equal layers")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.contradict(key, value, "it must be a positive integer")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._value(key, default)
-        # `not 0 < x < inf` is also true of NaN.
-        if not isinstance(value, float) or not 0 < value < float("inf"):
-            self.contradict(key, value, "it must be a positive number")
-        return value
-
-    def contradict(self, key: str, value: object, reason: str) -> NoReturn:
-        path = str(self.gguf.path)
-        raise BadModelFile(
-            f"{path}: '{key}' is {value!r}: {reason}; fetch the file again", path=path, key=key, value=value
-        )
-
-    def refuse(self, what: str, way_out: str) -> NoReturn:
-        path = str(self.gguf.path)
-        raise UnsupportedModel(f"{path}: the model has {what}, which is not supported: {way_out}", path=path, what=what)
-
-    def _value(self, key: str, default: object) -> object:
-        value = self.gguf.metadata.get(key, default)
-        if value is None:
-            raise BadModelFile(
-                f"{self.gguf.path}: metadata key '{key}' is missing; fetch the file again",
-                path=str(self.gguf.path),
-                key=key,
-            )
-        return value

@@ -6,6 +6,7 @@ it is opened, so that nothing behind it has to know.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -13,10 +14,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .gguf import GGUFFile
 from .gguf_header import MetaValue, TensorInfo
+from .huggingface import HuggingFaceFolder
 from .mapped_file import MappedFile
 
-__all__ = ["ModelSource"]
+__all__ = ["ModelSource", "open_model"]
 
 
 class ModelSource(Protocol):
@@ -38,6 +41,9 @@ class ModelSource(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]:
         """The tensors, by GGUF's names; `offset` counts within the file that holds the tensor."""
 
+    def own_name(self, tensor: str) -> str:
+        """What the model's own files call a tensor."""
+
     def data(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor, as `TensorInfo.type` reads them: uint8 `[nbytes]`.
 
@@ -50,3 +56,15 @@ class ModelSource(Protocol):
 
     def release_pages(self) -> None:
         """Take the files' pages out of this process's memory; touching a view brings its pages back."""
+
+
+def open_model(path: str | os.PathLike[str]) -> GGUFFile | HuggingFaceFolder:
+    """Open a GGUF file or a Hugging Face folder; the caller closes it, `with` does.
+
+    Raises:
+        UsageError: the path cannot be opened, or is neither.
+        BadModelFile: a file is damaged or contradicts itself or another.
+        UnsupportedModel: of a format's version, a model type, a variant or a tensor type that rockpage does not run.
+        MissingExtra: a folder is given and the `safetensors` library is not installed.
+    """
+    return HuggingFaceFolder.open(path) if Path(path).is_dir() else GGUFFile.open(path)

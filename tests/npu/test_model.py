@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 from hostcache.errors import BadModelFile, ModelError, UnsupportedModel
 from hostcache.geometry import KVGeometry
+from npu.architectures import ARCHITECTURES
 from npu.gguf import GGUFFile, MetaValue
 from npu.model import ModelConfig
+from npu.rope import Rope, RopeScaling
 from tests.npu.tiny import TINY, write_tiny_llama
 
 
@@ -26,7 +29,7 @@ def tiny(tmp_path: Path) -> Iterator[GGUFFile]:
 def test_dimensions_come_from_the_header(tiny: GGUFFile) -> None:
     config = ModelConfig.from_gguf(tiny)
     assert config == ModelConfig(
-        architecture="llama",
+        family=ARCHITECTURES["llama"],
         layers=2,
         hidden=64,
         heads=4,
@@ -35,7 +38,7 @@ def test_dimensions_come_from_the_header(tiny: GGUFFile) -> None:
         ffn=96,
         vocab=3 + 256 + 13,
         context_length=512,
-        rope_theta=10000.0,
+        rope=Rope(10000.0),
         eps=float(np.float32(1e-5)),
         tied_head=True,
     )
@@ -49,7 +52,7 @@ def test_the_demo_models_dimensions(demo_model: Path) -> None:
     # https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct/blob/main/config.json
     assert (config.layers, config.hidden, config.heads, config.kv_heads) == (30, 576, 9, 3)
     assert (config.head_dim, config.ffn, config.vocab) == (64, 1536, 49152)
-    assert (config.context_length, config.rope_theta, config.tied_head) == (8192, 100000.0, True)
+    assert (config.context_length, config.rope, config.tied_head) == (8192, Rope(100000.0), True)
     assert config.geometry.bytes_per_token == 30 * 2 * 3 * 64 * 2
 
 
@@ -77,10 +80,26 @@ def test_optional_keys_have_the_formats_defaults(tiny: GGUFFile) -> None:
 REFUSED: dict[str, tuple[dict[str, MetaValue], type[ModelError], str]] = {
     "architecture": ({"general.architecture": "mamba"}, UnsupportedModel, "'mamba'.*rockpage runs llama"),
     "experts": ({"llama.expert_count": 8}, UnsupportedModel, "mixture of 8 experts"),
-    "rope scaling": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "RoPE scaling .type 'yarn'"),
-    "rope factor": ({"llama.rope.scaling.factor": 4.0}, UnsupportedModel, "factor 4.0"),
-    "old rope factor": ({"llama.rope.scale_linear": 2.0}, UnsupportedModel, "factor 2.0"),
-    "sliding window": ({"llama.attention.sliding_window": 4096}, UnsupportedModel, "sliding window of 4096"),
+    "rope scaling": ({"llama.rope.scaling.type": "longrope"}, UnsupportedModel, "type 'longrope'.*none, linear, yarn"),
+    "yarn without mixing": (
+        {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_ext_factor": 0.5},
+        UnsupportedModel,
+        "yarn_ext_factor 0.5",
+    ),
+    "yarn of another family": (
+        {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_log_multiplier": 0.1},
+        UnsupportedModel,
+        "yarn_log_multiplier 0.1",
+    ),
+    "yarn of base 1": (
+        {"llama.rope.scaling.type": "yarn", "llama.rope.freq_base": 1.0},
+        BadModelFile,
+        "freq_base' is 1.0: yarn",
+    ),
+    "frequencies overflow": ({"llama.rope.scaling.factor": 5e-324}, BadModelFile, "freq_base' is 10000.0.*overflow"),
+    "negative factor": ({"llama.rope.scaling.factor": -2.0}, BadModelFile, "scaling.factor' is -2.0"),
+    "sliding window": ({"llama.attention.sliding_window": 511}, UnsupportedModel, "sliding window of 511"),
+    "negative window": ({"llama.attention.sliding_window": -1}, BadModelFile, "sliding_window' is -1"),
     "partial rotation": ({"llama.rope.dimension_count": 8}, UnsupportedModel, "rotation of 8 of 16"),
     "other value width": ({"llama.attention.value_length": 8}, UnsupportedModel, "values of 8 beside keys of 16"),
     "heads by layer": ({"llama.attention.head_count_kv": [2, 1]}, UnsupportedModel, "head_count_kv' that differs"),
@@ -131,7 +150,7 @@ def test_headers_that_do_not_fit_are_refused(tiny: GGUFFile, case: str) -> None:
 )
 def test_missing_keys_are_named(tiny: GGUFFile, key: str) -> None:
     del tiny.metadata[key]
-    with pytest.raises(BadModelFile, match=f"metadata key '{key}' is missing"):
+    with pytest.raises(BadModelFile, match=f"key '{key}' is missing"):
         ModelConfig.from_gguf(tiny)
 
 
@@ -144,8 +163,52 @@ def test_every_tensor_is_needed(tiny: GGUFFile) -> None:
     ModelConfig.from_gguf(tiny)
 
 
-@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "rope_freqs.weight", "blk.0.ffn_gate_inp.weight"])
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.0.attn_q_norm.weight", "blk.0.ffn_gate_inp.weight"])
 def test_a_tensor_that_would_be_ignored_is_refused(tiny: GGUFFile, name: str) -> None:
     tiny.tensors[name] = tiny.tensors["output_norm.weight"]
     with pytest.raises(UnsupportedModel, match=name):
+        ModelConfig.from_gguf(tiny)
+
+
+def rope_of(tiny: GGUFFile, **scaling: MetaValue) -> Rope:
+    tiny.metadata.update({f"llama.rope.{key.replace('__', '.')}": value for key, value in scaling.items()})
+    return ModelConfig.from_gguf(tiny).rope
+
+
+def test_a_factor_without_a_type_is_linear(tiny: GGUFFile) -> None:
+    assert rope_of(tiny, scaling__factor=4.0) == Rope(10000.0, RopeScaling.LINEAR, 4.0)
+
+
+def test_the_factors_older_name_is_known(tiny: GGUFFile) -> None:
+    assert rope_of(tiny, scale_linear=2.0) == Rope(10000.0, RopeScaling.LINEAR, 2.0)
+
+
+def test_type_none_overrides_a_factor(tiny: GGUFFile) -> None:
+    assert rope_of(tiny, scaling__type="none", scaling__factor=4.0) == Rope(10000.0)
+
+
+def test_yarn_takes_its_usual_parameters(tiny: GGUFFile) -> None:
+    rope = rope_of(tiny, scaling__type="yarn", scaling__factor=4.0)
+    # The original context is the model's where nothing is said.
+    attention = 0.1 * math.log(4) + 1
+    assert rope == Rope(10000.0, RopeScaling.YARN, 4.0, original_context=512, attention=attention)
+    more = rope_of(
+        tiny,
+        scaling__original_context_length=128,
+        scaling__attn_factor=0.5,
+        scaling__yarn_beta_fast=16.0,
+        scaling__yarn_beta_slow=2.0,
+    )
+    assert (more.original_context, more.beta_fast, more.beta_slow) == (128, 16.0, 2.0)
+    assert more.attention == pytest.approx(0.5 * attention)
+
+
+def test_a_window_that_holds_the_context_hides_nothing(tiny: GGUFFile) -> None:
+    tiny.metadata["llama.attention.sliding_window"] = 512
+    assert ModelConfig.from_gguf(tiny).context_length == 512
+
+
+def test_frequency_factors_must_be_one_positive_number_for_each_pair(tiny: GGUFFile) -> None:
+    tiny.tensors["rope_freqs.weight"] = tiny.tensors["output_norm.weight"]  # 64 numbers, the head has 8 pairs
+    with pytest.raises(BadModelFile, match=r"rope_freqs.weight' is \[64\] F32; 8 positive numbers"):
         ModelConfig.from_gguf(tiny)
