@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hostcache.blocks import Fence
+from hostcache.blocks import BlockPool, Fence
 from hostcache.cache import PagedKVCache
 from hostcache.errors import RequestFailed, RequestRefused
 from hostcache.geometry import KVGeometry
@@ -65,6 +66,7 @@ class ShadowEngine:
     seed: int
     block_tokens: int = 4
     blocks: int = 16
+    prefix_cache: Callable[[BlockPool], PrefixCache] = PrefixCache
     random: random.Random = field(init=False)
     digests: dict[int, list[bytes]] = field(default_factory=dict, init=False)
     fences: list[HeldFence] = field(default_factory=list, init=False)
@@ -75,7 +77,7 @@ class ShadowEngine:
         self.random = random.Random(self.seed)
         geometry = KVGeometry(layers=1, kv_heads=1, head_dim=HEAD_DIM, block_tokens=self.block_tokens)
         self.cache = PagedKVCache(geometry, Region.anonymous(self.blocks * geometry.block_bytes))
-        self.prefix = PrefixCache(self.cache.pool)
+        self.prefix = self.prefix_cache(self.cache.pool)
         config = SchedulerConfig(
             context_length=self.blocks * self.block_tokens + 8,
             max_rows=self.random.choice((8, 16, 40)),

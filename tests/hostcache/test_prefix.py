@@ -108,36 +108,6 @@ def test_equal_tokens_behind_different_parents_are_different_nodes() -> None:
     assert home.lookup("WXYZsame!") == (blocks, -1, 0)
 
 
-class WeakBytes(bytes):
-    """Token bytes whose hash has four bits."""
-
-    def __hash__(self) -> int:
-        return sum(self) & 15
-
-    def __eq__(self, other: object) -> bool:
-        return bytes.__eq__(self, other)
-
-
-def test_colliding_hashes_never_give_foreign_kv() -> None:
-    pool = BlockPool(300, 4)
-    cache = PrefixCache(pool, wrap=WeakBytes)
-    owner: dict[int, str] = {}
-    for text in map("".join, itertools.product("abc", repeat=5)):
-        node = cache.root(HOME)
-        cache.hold_node(node)
-        (block,) = pool.allocate(1)
-        node = cache.publish(node, ids(text[:4]), block)
-        if pool.is_kept(block):
-            owner[block] = text[:4]
-        pool.release(block)
-        cache.release_node(node)
-    for text in map("".join, itertools.product("abc", repeat=5)):
-        hit = cache.match(HOME, ids(text))
-        assert [owner[block] for block in hit.blocks] == [text[:4]]
-        pool.release_all(hit.blocks)
-        cache.release_node(hit.node)
-
-
 @pytest.mark.parametrize("field", ["numerics", "adapter", "salt", "prompt_version"])
 def test_namespaces_share_nothing(field: str) -> None:
     home = Pool4()
