@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -151,11 +152,22 @@ def test_neither_end_of_the_random_numbers_draws_a_token_that_is_ruled_out(
 # Against a reference: sorts everything, sums in float64, follows the definitions word by word.
 
 
-def reference(params: SamplingParams, logits: NDArray[np.float32], history: list[int]) -> dict[int, float]:
+def reference(
+    params: SamplingParams, logits: NDArray[np.float32], prompt: list[int], answer: list[int], allowed: list[int]
+) -> dict[int, float]:
     scores = {token: float(logit) for token, logit in enumerate(logits)}
-    for token in set(history):
+    for token, amount in params.logit_bias.items():
+        scores[token] += amount
+    for token in {*prompt, *answer}:
         score = scores[token]
         scores[token] = score / params.repetition_penalty if score > 0 else score * params.repetition_penalty
+    for token in answer:
+        scores[token] -= params.frequency_penalty
+    for token in set(answer):
+        scores[token] -= params.presence_penalty
+    for token in scores:
+        if token not in allowed:
+            scores[token] = -INF
     ranking = sorted(scores, key=lambda token: (-scores[token], token))
     if params.top_k:
         last = scores[ranking[min(params.top_k, len(ranking)) - 1]]
@@ -174,8 +186,29 @@ def reference(params: SamplingParams, logits: NDArray[np.float32], history: list
     if params.min_p > 0:
         assume(all(abs(weights[token] - params.min_p) > 1e-5 for token in ranking[1:]))
         ranking = [token for token in ranking if weights[token] >= params.min_p]
+    if params.typical_p < 1:
+        ranking = locally_typical({token: weights[token] for token in ranking}, params.typical_p)
     total = math.fsum(weights[token] for token in ranking)
     return {token: weights[token] / total for token in sorted(ranking)}
+
+
+def locally_typical(weights: dict[int, float], mass: float) -> list[int]:
+    """Meister et al.: the smallest set of that mass, by how far a token's information content is from the entropy."""
+    total = math.fsum(weights.values())
+    surprise = {token: math.log(total / weight) if weight else INF for token, weight in weights.items()}
+    entropy = math.fsum(weight / total * surprise[token] for token, weight in weights.items() if weight)
+    distance = {token: abs(surprise[token] - entropy) for token in weights}
+    ranking = sorted(weights, key=lambda token: (distance[token], token))
+    for nearer, farther in pairwise(ranking):
+        # Two unequal tokens this close, one on either side of the entropy, may change places.
+        assume(weights[nearer] == weights[farther] or distance[farther] - distance[nearer] > 1e-4)
+    kept, above = [], 0.0
+    for token in ranking:
+        assume(abs(above / total - mass) > 1e-5)
+        if above / total < mass:
+            kept.append(token)
+        above += weights[token]
+    return kept
 
 
 PARAMS = st.builds(
@@ -184,7 +217,11 @@ PARAMS = st.builds(
     top_k=st.integers(0, 12),
     top_p=st.just(1.0) | st.floats(0.01, 0.999),
     min_p=st.just(0.0) | st.floats(0.001, 1.0),
+    typical_p=st.just(1.0) | st.floats(0.01, 0.999),
     repetition_penalty=st.just(1.0) | st.floats(0.5, 2.0),
+    frequency_penalty=st.just(0.0) | st.floats(-2.0, 2.0),
+    presence_penalty=st.just(0.0) | st.floats(-2.0, 2.0),
+    logit_bias=st.dictionaries(st.integers(0, 20), st.integers(-40, 40).map(lambda quarters: quarters / 4), max_size=3),
 )
 # Multiples of 1/8: many ties, which is where filters go wrong.
 LOGITS = st.lists(st.integers(-80, 80).map(lambda eighths: eighths / 8) | st.just(-INF), min_size=1, max_size=100)
@@ -194,11 +231,18 @@ LOGITS = st.lists(st.integers(-80, 80).map(lambda eighths: eighths / 8) | st.jus
 def test_all_filters_together_follow_the_reference(
     params: SamplingParams, values: list[float], data: st.DataObject
 ) -> None:
-    assume(max(values) > -INF)
+    assume(max(values) > -INF and all(token < len(values) for token in params.logit_bias))
     logits = np.array(values, np.float32)
-    history = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=5))
-    assert chances(params, logits, ids(*history)) == pytest.approx(
-        reference(params, logits, history), rel=1e-4, abs=1e-9
+    tokens = st.integers(0, len(values) - 1)
+    prompt, answer = (data.draw(st.lists(tokens, max_size=5)) for _ in range(2))
+    every = list(range(len(values)))
+    allowed = data.draw(st.just(every) | st.sets(tokens, min_size=1).map(sorted))
+    assume(any(values[token] > -INF for token in allowed))
+    drawn_from, probabilities = Sampler(params).distribution(
+        logits, ids(*prompt, *answer), len(prompt), None if allowed == every else np.array(allowed)
+    )
+    assert dict(zip(drawn_from.tolist(), probabilities.tolist(), strict=True)) == pytest.approx(
+        reference(params, logits, prompt, answer, allowed), rel=1e-4, abs=1e-9
     )
 
 
@@ -309,6 +353,11 @@ def test_history_outside_the_logits_is_refused(token: int) -> None:
         *(("top_p", value) for value in (0, -0.5, 1.01, math.nan, None)),
         *(("min_p", value) for value in (-0.01, 1.01, math.nan)),
         *(("repetition_penalty", value) for value in (0, -1.0, INF, math.nan)),
+        *(("typical_p", value) for value in (0, 1.01, math.nan, True)),
+        *((name, value) for name in ("frequency_penalty", "presence_penalty") for value in (-2.1, 2.1, math.nan, "1")),
+        *(("logit_bias", value) for value in ({1: 101}, {1: math.nan}, {-1: 0}, {1.0: 0}, {True: 0}, {2**31: 0}, [1])),
+        ("structure", "[a-z]+"),
+        *(("logprobs", value) for value in (-1, 21, 1.0, True)),
         *(("seed", value) for value in (-1, 2**64, 0.5)),
         *(("max_tokens", value) for value in (0, -5, 2.0)),
         *(("stop", value) for value in ("###", ["###"], ("",), (3,))),
