@@ -20,7 +20,7 @@ class Architecture:
     """
 
     name: str
-    models: str
+    models: tuple[str, ...]
     qkv_bias: bool
     qk_norm: bool
     interleaved: bool
@@ -29,9 +29,9 @@ class Architecture:
 ARCHITECTURES = {
     family.name: family
     for family in (
-        Architecture("llama", "Llama, SmolLM2, TinyLlama", qkv_bias=False, qk_norm=False, interleaved=True),
-        Architecture("qwen2", "Qwen2, Qwen2.5", qkv_bias=True, qk_norm=False, interleaved=False),
-        Architecture("qwen3", "Qwen3", qkv_bias=False, qk_norm=True, interleaved=False),
+        Architecture("llama", ("Llama", "SmolLM2", "TinyLlama"), qkv_bias=False, qk_norm=False, interleaved=True),
+        Architecture("qwen2", ("Qwen2", "Qwen2.5"), qkv_bias=True, qk_norm=False, interleaved=False),
+        Architecture("qwen3", ("Qwen3",), qkv_bias=False, qk_norm=True, interleaved=False),
     )
 }
 """The families that rockpage runs, by name; what is not listed is refused."""

@@ -22,18 +22,17 @@ from .attention import AttentionBatch, AttentionRuntime
 from .chat import ChatTemplate, encode_chat
 from .decoder import Attend, Decoder
 from .fp16 import Rounding
-from .gguf import GGUFFile
 from .runtimes import open_runtime
 from .sampler import SamplingParams
 from .score import Score, log_softmax_at
+from .source import open_model
 from .stream import RequestOutput, Stream
 from .structured import Constraint, StructureCompiler
+from .text import template_of, tokenizer_of
 from .token_ids import check_ids
 from .tokenizer import Tokenizer
 
 __all__ = ["DEFAULT_POOL_BYTES", "DenseModel", "Engine"]
-
-TEMPLATE_KEY = "tokenizer.chat_template"
 
 DEFAULT_POOL_BYTES = 192 << 20
 """512 blocks of the reference geometry (24 layers, 2 KV heads of 128)."""
@@ -116,10 +115,10 @@ class Engine:
         prefill_chunk: int = 64,
         cache_dir: Path | None = None,
     ) -> Engine:
-        """Load a GGUF model and take the pool.
+        """Load a model and take the pool.
 
         Args:
-            model: path of the GGUF file.
+            model: path of a GGUF file or of a Hugging Face folder.
             runtime: see `npu.runtimes.RuntimeName`.
             pool_bytes: memory for KV, rounded down to whole blocks.
             threads: threads of the dense parts and of the `cpu` runtime.
@@ -136,11 +135,10 @@ class Engine:
             RegionError: the pool's memory is not there.
             UsageError: an option is out of range.
         """
-        with GGUFFile.open(model) as gguf:
-            tokenizer = Tokenizer.from_metadata(gguf.metadata)
-            template = ChatTemplate.from_metadata(gguf.metadata) if TEMPLATE_KEY in gguf.metadata else None
+        with open_model(model) as source:
+            tokenizer, template = tokenizer_of(source), template_of(source)
             decoder = Decoder.load(
-                gguf, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir
+                source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir
             )
         limit = decoder.config.context_length
         if context_length is not None and not 1 <= context_length <= limit:

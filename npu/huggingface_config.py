@@ -18,9 +18,11 @@ from .gguf_header import MetaValue
 from .keys import Keys
 from .rope import llama3_factors, yarn_attention
 
-__all__ = ["HuggingFaceConfig"]
+__all__ = ["ROPE_TYPES", "HuggingFaceConfig"]
 
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Values of `rope_type` that rockpage runs."""
+
 _MOST_POSITIONS = 2**31  # they are int32
 _QWEN3_HEAD_DIM = 128  # Qwen3Config's default; the older families share the width among their heads
 
@@ -97,8 +99,8 @@ class _RopeKeys:
         inside = {key: value for key, value in given.items() if value is not None}
         self.keys = Keys(path, {key: config.get(key) for key in beside} | inside)
         self.type = self.keys.text("rope_type", self.keys.text("type", "default"))
-        if self.type not in _ROPE_TYPES:
-            self.keys.refuse(f"RoPE scaling of type '{self.type}'", f"rockpage runs {', '.join(_ROPE_TYPES)}")
+        if self.type not in ROPE_TYPES:
+            self.keys.refuse(f"RoPE scaling of type '{self.type}'", f"rockpage runs {', '.join(ROPE_TYPES)}")
         if (part := self.keys.number("partial_rotary_factor", 1.0)) != 1:
             self.keys.refuse(f"rotation of a part of each head ({part})", "rockpage rotates whole heads")
         self.theta = self.keys.number("rope_theta", 10000.0)

@@ -18,9 +18,11 @@ from .ggml import GGMLType
 from .gguf_header import TensorInfo
 from .mapped_file import MappedFile
 
-__all__ = ["SafetensorsFile"]
+__all__ = ["SAFETENSORS_TYPES", "SafetensorsFile"]
 
-_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+SAFETENSORS_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+"""The types of tensors that are read, by the format's names."""
+
 _LENGTH_BYTES = 8  # the header's length as u64, in front of it
 _HEADER_LIMIT = 8 << 20  # 100 to 200 bytes a tensor, hundreds of tensors; the library's own limit is 100 MB
 
@@ -86,13 +88,13 @@ class SafetensorsFile:
 
 
 def _describe(path: Path, name: str, dtype: str, shape: tuple[int, ...], offset: int) -> TensorInfo:
-    if dtype not in _TYPES:
+    if dtype not in SAFETENSORS_TYPES:
         raise UnsupportedModel(
-            f"{path}: tensor '{name}' is {dtype}; rockpage reads {', '.join(_TYPES)}: use weights that are not"
+            f"{path}: tensor '{name}' is {dtype}; rockpage reads {', '.join(SAFETENSORS_TYPES)}: use weights that are not"
             " quantised",
             path=str(path),
             tensor=name,
             type=dtype,
         )
-    kind = _TYPES[dtype]
+    kind = SAFETENSORS_TYPES[dtype]
     return TensorInfo(name, shape, kind, offset, kind.bytes_of(math.prod(shape)))

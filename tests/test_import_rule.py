@@ -16,7 +16,18 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("hostcache", "staging", "npu", "tools")  # from the bottom up: each may import those before it
 
 LIGHT = {"numpy", "cffi"}
-EXTRAS = {"gguf", "jinja2", "llguidance", "onnx", "onnxruntime", "pyudev", "rknn", "rknnlite", "tokenizers"}
+EXTRAS = {
+    "gguf",
+    "jinja2",
+    "llguidance",
+    "onnx",
+    "onnxruntime",
+    "pyudev",
+    "rknn",
+    "rknnlite",
+    "safetensors",
+    "tokenizers",
+}
 THIRD_PARTY = {"hostcache": LIGHT, "staging": LIGHT, "npu": LIGHT | EXTRAS, "tools": LIGHT | EXTRAS}
 
 

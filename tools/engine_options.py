@@ -22,8 +22,10 @@ MOST_THREADS = 4
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, a GGUF file; without it the demo's model is used."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file (default: the demo's model)")
+    """Add MODEL, a GGUF file or a Hugging Face folder; without it the demo's model is used."""
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a GGUF file or a Hugging Face folder (default: the demo's model)"
+    )
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import convert, demo, plan, run, score, tokenize
+from . import convert, demo, models, plan, run, score, tokenize
 from .command import Command, Parser
 from .signals import unwinding_signals
 from .streams import complain, prepare_streams
@@ -19,7 +19,7 @@ from .terminal import preserved_terminal
 
 __all__ = ["main"]
 
-COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan, convert)
+COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan, convert, models)
 """The subcommands, in the order of `--help`."""
 
 INTERRUPTED = 128 + 2

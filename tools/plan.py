@@ -116,9 +116,9 @@ def _plan(args: argparse.Namespace) -> MemoryPlan:
     from hostcache.errors import UsageError
     from hostcache.geometry import KVGeometry
     from npu.emulated import arena_bytes
-    from npu.gguf import GGUFFile
     from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes
     from npu.model import ModelConfig
+    from npu.source import open_model
     from npu.weights import plan_weights
 
     if (args.geometry is None) != (args.weights is None) or (args.geometry is not None and args.model is not None):
@@ -129,9 +129,9 @@ def _plan(args: argparse.Namespace) -> MemoryPlan:
         geometry = KVGeometry(**fields)
         weights, runtime = args.weights, runtime_bytes(geometry.layers)
     else:
-        with GGUFFile.open(model_path(args)) as gguf:
-            config = ModelConfig.from_gguf(gguf)
-            weights = resident_weights(plan_weights(gguf, config, args.activations), args.activations)
+        with open_model(model_path(args)) as source:
+            config = ModelConfig.from_gguf(source)
+            weights = resident_weights(plan_weights(source, config, args.activations), args.activations)
         geometry, heads, context_limit = config.geometry, config.heads, config.context_length
         runtime = runtime_bytes(config.layers, config.vocab)
     staging = 0 if args.runtime == "cpu" else arena_bytes(geometry, heads)

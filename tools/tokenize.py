@@ -32,12 +32,12 @@ def run(args: argparse.Namespace) -> int:
         RockpageError: the text or the model cannot be used.
         OSError: a file cannot be read.
     """
-    from npu.gguf import GGUFFile
-    from npu.tokenizer import Tokenizer
+    from npu.source import open_model
+    from npu.text import tokenizer_of
 
     text = read_text(args.text, args.text_file)
-    with GGUFFile.open(model_path(args)) as gguf:
-        tokenizer = Tokenizer.from_metadata(gguf.metadata)
+    with open_model(model_path(args)) as source:
+        tokenizer = tokenizer_of(source)
     ids = tokenizer.encode(text, special=args.special).tolist()
     if args.json:
         print(json.dumps({"ids": ids}))
