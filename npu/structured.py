@@ -154,9 +154,10 @@ class StructureCompiler:
             matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))  # type: ignore[arg-type] # three options by name
         except ValueError as error:  # no JSON, or no valid Unicode
             raise _refusal(structure, str(error)) from error
-        if matcher.is_error():
-            raise _refusal(structure, matcher.get_error())
         matcher.compute_bitmask()  # finds out whether anything can begin
+        trouble = matcher.get_error()
+        if trouble and not trouble.startswith(_DEAD_END):
+            raise _refusal(structure, trouble)
         if matcher.is_stopped():
             raise _refusal(structure, "no text of this model's tokens satisfies it, unless the empty one; loosen it")
         return matcher

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hostcache.errors import MissingExtra, RequestFailed, UsageError
+from npu import structured
 from npu.structured import TEXT_LIMIT, Constraint, Structure, StructureCompiler
 from npu.tokenizer import Tokenizer
 from tests.npu.toy_tokenizer import BYTE_0, byte_ids, toy, toy_metadata
@@ -265,6 +266,12 @@ def test_a_hostile_expression_stays_cheap() -> None:
 def test_choices_are_texts(options: list[str]) -> None:
     with pytest.raises(UsageError, match="non-empty texts"):
         Structure.choice(options)
+
+
+def test_too_complex_is_not_taken_for_unsatisfiable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(structured._LIMITS, "step_lexer_fuel", 1)
+    with pytest.raises(UsageError, match="the regular expression cannot be used: lexer error: too many expressions"):
+        StructureCompiler(TOKENIZER).constraint(Structure.regex("([a-z]{3}|[0-9]{2}x)+"))
 
 
 def test_a_structure_is_text() -> None:
