@@ -132,7 +132,10 @@ def _add_metadata(writer: gguf.GGUFWriter, metadata: Mapping[str, MetaValue]) ->
 
 
 def _value_type(values: Sequence[Any], integer: gguf.GGUFValueType) -> gguf.GGUFValueType:
-    """The type that holds all of some values of one kind: float32 and `integer` where they do, wider ones else."""
+    """The type of some values of one kind: float32 and `integer` where their range holds all of them, else a wider one.
+
+    Readers insist on float32, so that what config.json says in decimals is rounded to it, as by llama.cpp's converter.
+    """
     from gguf import GGUFValueType as Type  # noqa: PLC0415 - comes with an extra
 
     if isinstance(values[0], str):
@@ -140,9 +143,8 @@ def _value_type(values: Sequence[Any], integer: gguf.GGUFValueType) -> gguf.GGUF
     if isinstance(values[0], bool):
         return Type.BOOL
     if isinstance(values[0], float):
-        with np.errstate(over="ignore"):  # an infinity, which is not equal
-            narrow = np.array(values).astype(np.float32)
-        return Type.FLOAT32 if np.array_equal(narrow, values, equal_nan=True) else Type.FLOAT64
+        largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+        return Type.FLOAT32 if largest <= float(np.finfo(np.float32).max) else Type.FLOAT64
     low, high = min(values), max(values)
     for kind in (integer, Type.INT32, Type.UINT32, Type.INT64):
         limits = np.iinfo(kind.name.lower())

@@ -38,7 +38,7 @@ from .ggml import RUNNABLE_TYPES, GGMLType, dequantize
 from .model import ModelConfig
 from .source import ModelSource
 
-__all__ = ["Activations", "Form", "PackedArray", "PackedMatrix", "WeightsPlan", "pack_rows", "plan_weights"]
+__all__ = ["Activations", "Form", "PackedArray", "PackedMatrix", "WeightsPlan", "form_of", "pack_rows", "plan_weights"]
 
 Activations: TypeAlias = Literal["int8", "fp32"]
 """How the inputs of a product are held: quantised to int8 by the blocks of the weights, or as they are."""
@@ -202,8 +202,8 @@ def _pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return values[..., 0::2] | values[..., 1::2] << np.uint8(4)
 
 
-def _form_of(kind: GGMLType, activations: Activations) -> tuple[Form, int]:
-    """Form and block of a tensor."""
+def form_of(kind: GGMLType, activations: Activations) -> tuple[Form, int]:
+    """How a tensor of a type is stored, and weights per block."""
     layout = FORMATS.get(kind)
     if layout is None:
         return Form.DENSE, 1
@@ -226,7 +226,7 @@ class _Planner:
         self.end = 0
 
     def add(self, *names: str) -> None:
-        forms = [_form_of(self._source.tensors[name].type, self._activations) for name in names]
+        forms = [form_of(self._source.tensors[name].type, self._activations) for name in names]
         if len(set(forms)) == 1:
             self.groups[names] = (self._place(*forms[0], names),)
         else:

@@ -11,12 +11,15 @@ from npu.blocks import FORMATS
 from npu.decoder import Decoder
 from npu.ggml import GGMLType
 from npu.gguf import GGUFFile
-from npu.weights import Activations
+from npu.memory_plan import resident_weights
+from npu.weights import Activations, PackedMatrix, WeightsPlan, form_of
 from tests.npu.reference import PlainSession, reference_logits
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, TinyLlama().vocab, 24)]
 
+DOCS = Path(__file__).parents[2] / "docs" / "weights.md"
+FORMATS_BY_NAME = {kind.name: kind for kind in FORMATS}
 KINDS = [kind.name for kind in FORMATS] + ["BF16"]
 
 
@@ -67,3 +70,21 @@ def test_a_type_with_small_blocks_is_not_stored_dense(tmp_path: Path, kind: GGML
 
 def _matrices(matrix: str) -> list[tuple[tuple[int, ...], str]]:
     return [entry for entry in model_of(matrix).tensors().values() if len(entry[0]) == 2]
+
+
+def test_the_documented_table_is_what_the_kernels_take() -> None:
+    rows = [line.strip("| \n").split("|") for line in DOCS.read_text().splitlines() if line.startswith("| ")]
+    table = {name.strip(): cells for name, *cells in rows if name.strip() in FORMATS_BY_NAME}
+    assert set(table) == set(FORMATS_BY_NAME)
+    for name, (stored, int8, fp32, _) in table.items():
+        kind = FORMATS_BY_NAME[name]
+        assert float(stored) == round(kind.block_bytes * 8 / kind.block_elements + 1e-9, 1)
+        for activations, bits in (("int8", int8), ("fp32", fp32)):
+            assert int(bits) * 1024 == 8 * resident_bytes(kind, activations)  # type: ignore[arg-type] # a str here
+
+
+def resident_bytes(kind: GGMLType, activations: Activations) -> int:
+    """Bytes of a matrix of four rows of 256 weights."""
+    form, block = form_of(kind, activations)
+    matrix = PackedMatrix(form, block, ("x",), (4,), 256, {})
+    return resident_weights(WeightsPlan({("x",): (matrix,)}, nbytes=0), activations)
