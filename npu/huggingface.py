@@ -189,4 +189,4 @@ def _open_shards(folder: Path) -> list[SafetensorsFile]:
 
 def _is_file_name(name: object) -> bool:
     """Whether an index names a file of its own folder, and not one elsewhere."""
-    return isinstance(name, str) and Path(name).name == name
+    return isinstance(name, str) and name != ".." and Path(name).name == name

@@ -90,8 +90,8 @@ class SafetensorsFile:
 def _describe(path: Path, name: str, dtype: str, shape: tuple[int, ...], offset: int) -> TensorInfo:
     if dtype not in SAFETENSORS_TYPES:
         raise UnsupportedModel(
-            f"{path}: tensor '{name}' is {dtype}; rockpage reads {', '.join(SAFETENSORS_TYPES)}: use weights that are not"
-            " quantised",
+            f"{path}: tensor '{name}' is {dtype}; rockpage reads {', '.join(SAFETENSORS_TYPES)}: use weights that are"
+            " not quantised",
             path=str(path),
             tensor=name,
             type=dtype,

@@ -39,6 +39,7 @@ class RandomModel:
     kv_heads: int = 2
     hidden: int = 128
     layers: int = 2
+    vocab: int = VOCAB
     tied: bool = False
     rope: Mapping[str, Any] = field(default_factory=dict)
 
@@ -46,7 +47,7 @@ class RandomModel:
         """The model, with the same random weights every time."""
         config = transformers.AutoConfig.for_model(
             self.family,
-            vocab_size=VOCAB,
+            vocab_size=self.vocab,
             hidden_size=self.hidden,
             intermediate_size=192,
             num_hidden_layers=self.layers,
@@ -132,7 +133,7 @@ def save_gguf(random: RandomModel, model: Any, path: Path, matrix_type: str) -> 
     writer.add_key_length(random.head_dim)
     writer.add_value_length(random.head_dim)
     writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
-    writer.add_vocab_size(VOCAB)
+    writer.add_vocab_size(random.vocab)
     rope = model.config.rope_parameters
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
