@@ -38,6 +38,7 @@ _KEPT = 16  # compiled structures a compiler keeps
 _LIMITS = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 50_000, "verbose_errors": False}
 
 _DEAD_END = "NoExtension"  # how llguidance's message for it begins
+_NOTHING_FITS = "no token of the vocabulary fits"
 
 # JSON as `json.dumps` writes it. Free white space would be legal, but a small model can fill its whole answer with it.
 _JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -188,20 +189,21 @@ class Constraint:
         """
         self._feed(answer.tolist())
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._raise_error()
         allowed = np.flatnonzero(np.unpackbits(mask, count=self._vocab_size, bitorder="little"))
-        self._check(dead_end=not allowed.size)
+        if not allowed.size:  # it may end here, and the model has no end token to say so
+            raise self._failure(_NOTHING_FITS)
         return allowed
 
     def completed_by(self, answer: NDArray[np.int32], token: int) -> bool:
         """Whether nothing can follow `answer` and `token`: the structure is complete.
 
         Raises:
-            RequestFailed: `token` is not allowed there, or nothing can follow though the structure is not complete.
+            RequestFailed: `token` is not allowed there, or the structure has become too complex.
         """
         self._feed([*answer.tolist(), token])
-        stopped = self._matcher.is_stopped()
-        self._check(dead_end=stopped and not self._matcher.is_accepting())
-        return stopped
+        self._raise_error()
+        return self._matcher.is_stopped()
 
     def _feed(self, answer: list[int]) -> None:
         known = len(self._fed)
@@ -211,13 +213,13 @@ class Constraint:
         self._fed = answer
         self._matcher.consume_tokens(answer[known:])
 
-    def _check(self, *, dead_end: bool) -> None:
+    def _raise_error(self) -> None:
         error = self._matcher.get_error()
-        if not (dead_end or error):
-            return
-        nothing_fits = dead_end or error.startswith(_DEAD_END)
-        reason = "no token of the vocabulary fits" if nothing_fits else _one_line(error)
-        raise RequestFailed(
+        if error:
+            raise self._failure(_NOTHING_FITS if error.startswith(_DEAD_END) else _one_line(error))
+
+    def _failure(self, reason: str) -> RequestFailed:
+        return RequestFailed(
             f"the structure cannot be followed behind token {len(self._fed)} of the answer: {reason}; loosen it, or use"
             " a model whose vocabulary can spell what it asks for",
             tokens=len(self._fed),

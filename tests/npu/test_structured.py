@@ -111,9 +111,9 @@ def test_an_answer_against_the_structure_fails_and_a_good_one_does_afterwards() 
         assert follows(constraint, "a") == tokens("ab", AB)
 
 
-def without_letter(letter: str) -> Tokenizer:
+def without_letter(letter: str, eos_token_id: int | None = END) -> Tokenizer:
     """A vocabulary that cannot spell a letter: its token is a filler that stands for itself no more."""
-    metadata = dict(toy_metadata())
+    metadata = dict(toy_metadata(eos_token_id=eos_token_id))
     texts = metadata["tokenizer.ggml.tokens"]
     assert isinstance(texts, list)
     metadata["tokenizer.ggml.tokens"] = ["filler" if text == letter else str(text) for text in texts]
@@ -125,6 +125,15 @@ def test_a_dead_end_is_named() -> None:
     assert follows(constraint, "") == tokens("a")
     with pytest.raises(RequestFailed, match="behind token 1 of the answer: no token of the vocabulary fits"):
         constraint.allowed(ids(byte_ids("a")))
+
+
+def test_an_answer_that_could_end_but_for_an_end_token_is_a_dead_end_too() -> None:
+    structure = Structure.regex("az?")
+    assert follows(StructureCompiler(without_letter("z")).constraint(structure), "a") == {END}
+    endless = StructureCompiler(without_letter("z", eos_token_id=None)).constraint(structure)
+    assert not endless.completed_by(ids([]), BYTE_0 + ord("a"))
+    with pytest.raises(RequestFailed, match="no token of the vocabulary fits"):
+        endless.allowed(ids(byte_ids("a")))
 
 
 def test_what_cannot_be_spelt_at_all_is_refused() -> None:

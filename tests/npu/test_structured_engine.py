@@ -202,6 +202,15 @@ def test_a_fork_in_the_middle_follows_the_structure_too(engine: Engine) -> None:
     assert all(TEXT.fullmatch(text) for text in texts.values())
 
 
+def test_a_fork_shares_a_seed_that_nobody_gave(engine: Engine) -> None:
+    parent = engine.add_request("in the rain", SamplingParams(temperature=1.5, max_tokens=60, structure=HOT.structure))
+    engine.step()
+    child = engine.fork(parent)
+    outputs = drive(engine)
+    assert ids_of(outputs[child]) == ids_of(outputs[parent])
+    assert len(ids_of(outputs[parent])) > 10
+
+
 def test_a_fork_whose_answer_breaks_its_new_structure_fails_alone(engine: Engine) -> None:
     parent = engine.add_request("in the rain", HOT)
     for _ in range(6):
