@@ -1,33 +1,47 @@
 """The Jinja2 environment chat templates are written for, fenced in: a template comes with the model file.
 
-Options, filter and functions are those of Hugging Face transformers (`chat_template_utils`). A template cannot reach
-Python objects beyond the messages, nor change them, and what it gives out is bounded. Its time is not, nor the memory
-of a single filter: a model file can waste both, but nothing else.
+Options, filters and functions are those of Hugging Face transformers (`chat_template_utils`), but for four that no chat
+template needs and whose cost cannot be told beforehand: `urlize`, `pprint`, `random` and `lipsum`. A template cannot
+reach Python objects beyond the messages, nor change them; its steps, its time, what it makes and what it gives out are
+bounded (`npu.template_budget`).
+
+The bound on time has a remainder: a single operation is never interrupted. On the largest value there may be, the
+slowest ones take about a second.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from hostcache.errors import BadModelFile, MissingExtra, ModelError, UsageError
 
 try:
-    from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes
+    from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes, pass_context
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.parser import Parser
     from jinja2.runtime import Context
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
 except ImportError as missing:
     raise MissingExtra("chat templates need 'jinja2': pip install 'rockpage[model]'", extra="model") from missing
 
+from .template_budget import VALUE_LIMIT, Budget, check_format, check_growth, weigh
+from .template_steps import CONCAT, MADE, STEP, count_steps
+
 __all__ = ["OUTPUT_LIMIT", "SandboxedTemplate"]
 
-OUTPUT_LIMIT = 4 << 20
+OUTPUT_LIMIT = VALUE_LIMIT
 """Characters a template may give out: several times a context of 131,072 tokens, the longest of Llama-type models."""
+
+_GROWING_FILTERS = frozenset({"batch", "center", "indent", "join", "replace", "round", "tojson", "wordwrap", "xmlattr"})
+_GROWING_METHODS = frozenset({"center", "join", "ljust", "replace", "rjust", "zfill"})
+_CLOSED_METHODS = frozenset({"expandtabs", "maketrans", "translate"})  # of texts: their growth is hard to tell
+_LEFT_OUT = frozenset({"pprint", "random", "urlize"})
 
 
 class SandboxedTemplate:
@@ -42,7 +56,8 @@ class SandboxedTemplate:
 
     def __init__(self, source: str) -> None:
         try:
-            self._template = _Sandbox().from_string(source)
+            with Budget().spend():
+                self._template = _Sandbox().from_string(source)
         except TemplateSyntaxError as error:
             raise BadModelFile(
                 f"the model's chat template is wrong in line {error.lineno}: {error.message};"
@@ -60,17 +75,18 @@ class SandboxedTemplate:
         """Run the template.
 
         Raises:
-            UsageError: the template refuses the values, fails on them, or gives out more than `OUTPUT_LIMIT`.
+            UsageError: the template refuses the values, fails on them, or exceeds what a rendering may use.
             ModelError: the template reaches outside its sandbox.
         """
         pieces: list[str] = []
         size = 0
         try:
-            for piece in self._template.generate(variables):
-                size += len(piece)
-                if size > OUTPUT_LIMIT:
-                    _raise_exception(f"it gives out more than {OUTPUT_LIMIT} characters")
-                pieces.append(piece)
+            with Budget().spend():
+                for piece in self._template.generate(variables):
+                    size += len(piece)
+                    if size > OUTPUT_LIMIT:
+                        _raise_exception(f"it gives out more than {OUTPUT_LIMIT} characters")
+                    pieces.append(piece)
         except SecurityError as error:
             raise ModelError(
                 f"the model's chat template reaches outside its sandbox: {error};"
@@ -98,22 +114,157 @@ class _GenerationTag(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationTag])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # the optimiser would run filters while compiling
+            finalize=_printed,
+            extensions=[LoopControlExtension, _GenerationTag],
+        )
         self.filters["tojson"] = _to_json
+        self.filters["sum"] = _sum_of_numbers(self.filters["sum"])
+        self.filters = {name: _bounded(name, item) for name, item in self.filters.items() if name not in _LEFT_OUT}
+        self.filters |= {STEP: _step, MADE: Budget.made, CONCAT: self.concat}
+        self.tests = {name: _stepping(cast("Callable[..., Any]", test)) for name, test in self.tests.items()}
+        del self.globals["lipsum"]
+        self.globals["dict"] = _new_dict
+        self.globals["namespace"] = _SafeNamespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return count_steps(super()._parse(source, name, filename), self)
+
+    @staticmethod
+    def concat(pieces: Iterable[object]) -> str:
+        """What blocks, macros and `~` join their pieces with."""
+        texts = [str(piece) for piece in pieces]
+        weigh(texts)
+        return str(Budget.made("".join(texts)))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401 - as the base
+        if isinstance(obj, str) and attr in _CLOSED_METHODS:
+            return False
+        return super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:  # noqa: ANN401 - the base class takes anything
         # The base class gives a value that fails once it is used; printed, it would be an empty string.
         raise SecurityError(f"attribute {attribute!r} of {type(obj).__name__!r} is closed to templates")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - as the base
-        if operator == "**" or _length(left) * _times(right) + _length(right) * _times(left) > OUTPUT_LIMIT:
+        Budget.step()
+        if operator == "**" or (
+            operator == "*" and _length(left) * _times(right) + _length(right) * _times(left) > OUTPUT_LIMIT
+        ):
             raise SecurityError(f"'{operator}' would make a value of unbounded size")
-        return super().call_binop(context, operator, left, right)
+        if operator == "%" and isinstance(left, str):
+            check_format(left, right if isinstance(right, tuple) else (right,))
+        return Budget.made(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805 - as the base
+        Budget.step()
+        text = getattr(__obj, "__self__", None)
+        if isinstance(text, str) and __obj.__name__ in _GROWING_METHODS:
+            args = tuple(list(item) if isinstance(item, Iterator) else item for item in args)
+            check_growth(text, args)
+        return Budget.made(super().call(__context, __obj, *args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401 - as the base
+        formatted = super().wrap_str_format(value)
+        if formatted is None:
+            return None
+
+        @functools.wraps(formatted)
+        def checked(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401 - a template's values
+            check_format(value.__self__, [*args, *kwargs.values()])
+            return formatted(*args, **kwargs)
+
+        return checked
+
+
+class _SafeNamespace(Namespace):
+    """`namespace` of templates: no name that Python gives a meaning, and nothing of its inside when printed."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as `dict`
+        names = dict(*args, **kwargs)
+        for name in names:
+            _check_name(name)
+        super().__init__(names)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:  # namespaces may hold each other: printed in full, they would have no bound
+        return "<Namespace>"
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _bounded(name: str, item: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that takes a step, refuses to grow without bound, and whose result is weighed or counted."""
+    before_value = 1 if hasattr(item, "jinja_pass_arg") else 0  # the context comes first
+
+    @functools.wraps(item)
+    def bounded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a template's values
+        Budget.step()
+        if name in _GROWING_FILTERS or name == "format":
+            args = tuple(list(value) if isinstance(value, Iterator) else value for value in args)
+            value, arguments = args[before_value], [*args[before_value + 1 :], *kwargs.values()]
+            if name == "format":
+                check_format(str(value), arguments)
+            else:
+                check_growth(value, arguments)
+        result = item(*args, **kwargs)
+        return _counted(result) if isinstance(result, Iterator) else Budget.made(result)
+
+    return bounded
+
+
+def _counted(items: Iterator[Any]) -> Iterator[Any]:
+    for item in items:
+        Budget.step()
+        yield Budget.made(item)
+
+
+def _stepping(test: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(test)
+    def stepping(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a template's values
+        Budget.step()
+        return test(*args, **kwargs)
+
+    return stepping
+
+
+def _step(value: Any) -> Any:  # noqa: ANN401 - a template's values
+    Budget.step()
+    return value
+
+
+@pass_context  # so that constants are not printed at compile time
+def _printed(_context: Context, value: Any) -> str:  # noqa: ANN401 - a template's values
+    return value if isinstance(value, str) else str(Budget.made(str(value)))
+
+
+def _sum_of_numbers(sum_filter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(sum_filter)
+    def summed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a template's values
+        start = kwargs.get("start", args[3] if len(args) > 3 else 0)  # environment, iterable, attribute, start
+        if not isinstance(start, int | float):
+            raise SecurityError("'sum' of anything but numbers takes the square of its length")
+        return sum_filter(*args, **kwargs)
+
+    return summed
+
+
+def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:  # noqa: ANN401 - as `dict`, but for its class's methods
+    return dict(*args, **kwargs)
 
 
 def _length(value: object) -> int:
@@ -140,4 +291,6 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > 256:
+        raise SecurityError("a date's layout of unbounded size")
     return datetime.now().strftime(layout)  # local time, as the user sees it
