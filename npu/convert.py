@@ -93,7 +93,7 @@ def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weight
         import gguf  # noqa: PLC0415 - comes with an extra
     except ModuleNotFoundError as error:
         raise MissingExtra("writing GGUF needs gguf: pip install 'rockpage[model]'") from error
-    targets = {name: target_type(info, weights) for name, info in source.tensors.items()}
+    targets = {name: target_type(name, info, weights) for name, info in source.tensors.items()}
     parts: dict[tuple[GGMLType, bool], Part] = {}
     with whole_file(out) as fd:
         writer = gguf.GGUFWriter(f"/proc/self/fd/{fd}", str(metadata["general.architecture"]))
@@ -103,10 +103,9 @@ def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weight
             _add_metadata(writer, {**metadata, **file_type})
             _add_directory(writer, source, targets)
             for name, target in targets.items():
-                info = source.tensors[name]
-                copied = target is info.type
+                copied = target is source.tensors[name].type
                 part = parts.setdefault((target, copied), Part(target, copied))
-                stored = requantise(source, info, target, part.loss)
+                stored = requantise(source, name, target, part.loss)
                 writer.write_tensor_data(stored)
                 part.count(stored.nbytes)
                 source.release_pages()

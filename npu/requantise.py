@@ -61,22 +61,27 @@ class Loss:
         return float(np.sqrt(self.error / self.total)) if self.total else 0.0
 
 
-def target_type(info: TensorInfo, weights: Weights) -> GGMLType:
+def target_type(name: str, info: TensorInfo, weights: Weights) -> GGMLType:
     """The type that a tensor is stored as.
+
+    Args:
+        name: GGUF's.
+        info: what the source says of it.
+        weights: bits that are asked for.
 
     Raises:
         UnsupportedModel: the tensor is of a type that rockpage does not read.
     """
     if info.type not in RUNNABLE_TYPES:
         raise UnsupportedModel(
-            f"tensor '{info.name}' is {info.type.name}; rockpage converts from"
+            f"tensor '{name}' is {info.type.name}; rockpage converts from"
             f" {', '.join(kind.name for kind in RUNNABLE_TYPES)}: start from one of these",
-            tensor=info.name,
+            tensor=name,
             type=info.type.name,
         )
     if len(info.shape) < 2:
         return GGMLType.F32
-    target = GGMLType.Q8_0 if info.name in _VOCABULARY_MATRICES else _MATRICES[weights]
+    target = GGMLType.Q8_0 if name in _VOCABULARY_MATRICES else _MATRICES[weights]
     if info.shape[-1] % target.block_elements:
         return info.type
     if info.type not in _DENSE and info.nbytes <= target.bytes_of(info.shape[0] * info.shape[1]):
@@ -84,12 +89,12 @@ def target_type(info: TensorInfo, weights: Weights) -> GGMLType:
     return target
 
 
-def requantise(source: ModelSource, info: TensorInfo, target: GGMLType, loss: Loss) -> NDArray[np.uint8]:
+def requantise(source: ModelSource, name: str, target: GGMLType, loss: Loss) -> NDArray[np.uint8]:
     """Bring a tensor to a type.
 
     Args:
         source: the open model.
-        info: one of its tensors.
+        name: GGUF's, of one of its tensors.
         target: from `target_type`.
         loss: grows by what this tensor loses.
 
@@ -100,7 +105,7 @@ def requantise(source: ModelSource, info: TensorInfo, target: GGMLType, loss: Lo
         BadModelFile: a weight is infinite or not a number, or too large for the scales of `target`.
         MissingExtra: the `gguf` package is not installed.
     """
-    data = source.data(info.name)
+    info, data = source.tensors[name], source.data(name)
     if target is info.type:
         return data if len(info.shape) < 2 else data.reshape(info.shape[0], -1)
     if len(info.shape) < 2:
@@ -118,10 +123,10 @@ def requantise(source: ModelSource, info: TensorInfo, target: GGMLType, loss: Lo
             error = (dequantize(target, stored) - wanted).astype(np.float64)
         if not np.isfinite(error).all():
             raise BadModelFile(
-                f"{source.path}: tensor '{info.name}' has weights that are infinite, not numbers, or"
+                f"{source.path}: tensor '{source.own_name(name)}' has weights that are infinite, not numbers, or"
                 f" too large for {target.name}; fetch the model again",
                 path=str(source.path),
-                tensor=info.name,
+                tensor=name,
             )
         out[start : start + step] = stored
         loss.error += float((error * error).sum())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 EXAMPLE = """\
-rockpage convert model-f16.gguf --weights int4 --out model-int4.gguf
+rockpage convert models/Qwen2.5-0.5B-Instruct --weights int4 --out model-int4.gguf
 rockpage run model-int4.gguf --prompt "Why does a bearing run hot?\""""
 
 
@@ -25,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers, "convert", run, summary="write a model with 8-bit or 4-bit weights", example=EXAMPLE
     )
-    parser.add_argument("source", metavar="SRC", help="a GGUF file")
+    parser.add_argument("source", metavar="SRC", help="a Hugging Face folder, or a GGUF file")
     parser.add_argument(
         "--weights",
         choices=("int4", "int8"),
@@ -42,13 +42,14 @@ def run(args: argparse.Namespace) -> int:
         RockpageError: the source cannot be used, or the output is there already.
         OSError: the output cannot be written.
     """
+    from npu.carried_metadata import carried_metadata
     from npu.convert import convert_model
-    from npu.gguf import GGUFFile
     from npu.model import ModelConfig
+    from npu.source import open_model
 
-    with GGUFFile.open(args.source) as source:
+    with open_model(args.source) as source:
         ModelConfig.from_gguf(source)  # what could not be run afterwards is refused now
-        done = convert_model(source, source.metadata, args.weights, Path(args.out))
+        done = convert_model(source, carried_metadata(source), args.weights, Path(args.out))
     print(json.dumps(_as_dict(done)) if args.json else _as_text(done, args.out))
     return 0
 

@@ -29,6 +29,7 @@ from tests.npu.tiny import TinyLlama, write_tiny_llama
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
+WEIGHTS: tuple[Weights, ...] = ("int4", "int8")
 DENSE = TinyLlama(hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512, matrix_type="BF16", embedding_type="F16")
 
 
@@ -71,12 +72,12 @@ def test_each_tensor_is_brought_to_a_type_it_gains_from(
 ) -> None:
     stored = GGMLType[kind]
     info = TensorInfo(name, shape, stored, 0, stored.bytes_of(int(np.prod(shape))))
-    assert (target_type(info, "int4").name, target_type(info, "int8").name) == (int4, int8)
+    assert tuple(target_type(name, info, weights).name for weights in WEIGHTS) == (int4, int8)
 
 
 def test_a_type_that_cannot_be_read_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModel, match=r"tensor 'x' is IQ3_S; rockpage converts from F32, .*, IQ4_NL: start"):
-        target_type(TensorInfo("x", (1, 256), GGMLType.IQ3_S, 0, 110), "int8")
+        target_type("x", TensorInfo("x", (1, 256), GGMLType.IQ3_S, 0, 110), "int8")
 
 
 @pytest.mark.parametrize("weights", ["int4", "int8"])
@@ -254,11 +255,11 @@ from pathlib import Path
 from npu import convert
 from npu.gguf import GGUFFile
 real = convert.requantise
-def slow(source, info, target, loss):
-    if info.name == "output_norm.weight":  # the last one
+def slow(source, name, target, loss):
+    if name == "output_norm.weight":  # the last one
         print("almost done", flush=True)
         time.sleep(60)
-    return real(source, info, target, loss)
+    return real(source, name, target, loss)
 convert.requantise = slow
 with GGUFFile.open(sys.argv[1]) as source:
     convert.convert_model(source, source.metadata, "int8", Path(sys.argv[2]))
