@@ -125,3 +125,16 @@ def test_gguf_files_give_the_logits_of_what_their_quants_stand_for(tmp_path: Pat
     session = PlainSession(load(path, tmp_path))
     logits = [*session.step(IDS[:40]), *(session.step([token])[0] for token in IDS[40:])]
     np.testing.assert_allclose(np.stack(logits), judge(model, IDS), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", ["qwen2-64-tied", "qwen3-80-yarn"])
+def test_int8_gives_a_token_the_same_bits_in_a_step_of_any_size(tmp_path: Path, name: str) -> None:
+    """Biases and norms of heads work on one row at a time, as all that sharing KV rests on must."""
+    path = save_gguf(FAMILIES[name], FAMILIES[name].build(), tmp_path / "model.gguf", "Q8_0")
+    with open_model(path) as source:
+        decoder = Decoder.load(source, activations="int8", max_rows=64, cache_dir=tmp_path)
+    whole, single = PlainSession(decoder), PlainSession(decoder)
+    logits = whole.step(IDS[:24])
+    np.testing.assert_array_equal(np.stack([single.step([token])[0] for token in IDS[:24]]), logits)
+    np.testing.assert_array_equal(single.k, whole.k)
+    np.testing.assert_array_equal(single.v, whole.v)
