@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hostcache.errors import MissingExtra
+from hostcache.errors import MissingExtra, UsageError
 
 from .ggml import GGMLType
 from .gguf_header import MetaValue
@@ -83,7 +83,7 @@ def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weight
         out: the file to write; it appears when it is whole.
 
     Raises:
-        UsageError: `out` is there already.
+        UsageError: `out` is there already, or there is no room for it.
         UnsupportedModel: a tensor is of a type that rockpage does not read.
         BadModelFile: a weight is infinite, not a number, or too large.
         MissingExtra: the `gguf` package is not installed.
@@ -101,7 +101,8 @@ def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weight
             requantised = any(source.tensors[name].type is not target for name, target in targets.items())
             file_type: Mapping[str, MetaValue] = {"general.file_type": _FILE_TYPES[weights]} if requantised else {}
             _add_metadata(writer, {**metadata, **file_type})
-            _add_directory(writer, source, targets)
+            nbytes = _add_directory(writer, source, targets)
+            _set_aside(fd, nbytes, out)
             for name, target in targets.items():
                 copied = target is source.tensors[name].type
                 part = parts.setdefault((target, copied), Part(target, copied))
@@ -111,7 +112,6 @@ def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weight
                 source.release_pages()
         finally:
             writer.close()
-        nbytes = os.fstat(fd).st_size
     source_bytes = sum(info.nbytes for info in source.tensors.values())
     return Conversion(source_bytes, nbytes, tuple(sorted(parts.values(), key=lambda part: -part.nbytes)))
 
@@ -152,16 +152,29 @@ def _value_type(values: Sequence[Any], integer: gguf.GGUFValueType) -> gguf.GGUF
     return Type.UINT64
 
 
-def _add_directory(writer: gguf.GGUFWriter, source: ModelSource, targets: Mapping[str, GGMLType]) -> None:
-    """Write everything that stands before the tensors' bytes."""
+def _add_directory(writer: gguf.GGUFWriter, source: ModelSource, targets: Mapping[str, GGMLType]) -> int:
+    """Write everything that stands before the tensors' bytes; returns the bytes of the whole file."""
     import gguf  # noqa: PLC0415 - comes with an extra
 
+    behind = 0
     for name, target in targets.items():
         *rows, columns = source.tensors[name].shape
-        row_bytes = target.bytes_of(columns)
-        shape = (*rows, row_bytes)  # of bytes; the writer makes elements of it
+        shape = (*rows, target.bytes_of(columns))  # of bytes; the writer makes elements of it
         nbytes = math.prod(shape)
+        behind += writer.ggml_pad(nbytes, writer.data_alignment)
         writer.add_tensor_info(name, shape, np.dtype(np.uint8), nbytes, gguf.GGMLQuantizationType(target))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    assert writer.fout is not None
+    return writer.ggml_pad(writer.fout[0].tell(), writer.data_alignment) + behind
+
+
+def _set_aside(fd: int, nbytes: int, out: Path) -> None:
+    """Take the room of the whole file, so that a full disk shows before the work and not at its end."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        raise UsageError(
+            f"{out} would have {nbytes} bytes: {error.strerror}; make room or write it elsewhere", needed=nbytes
+        ) from error

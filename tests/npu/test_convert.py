@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -204,6 +205,18 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is there already"):
         convert(source, "int4", source)
     assert source.read_bytes() == content
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_work(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source.gguf", DENSE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # less than the output's some 1.3 MB
+    try:
+        with pytest.raises(UsageError, match=r"out.gguf would have \d{7} bytes: .*; make room or write it elsewhere"):
+            convert(source, "int8", tmp_path / "out.gguf")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == ["source.gguf"]
 
 
 def test_without_gguf_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
