@@ -118,6 +118,7 @@ def test_namespaces_share_nothing(field: str) -> None:
 def test_a_namespaces_key_keeps_its_fields_apart() -> None:
     keys = {Namespace("a", "bc").key(), Namespace("ab", "c").key(), Namespace("a", "b", "c").key()}
     assert len(keys) == 3
+    assert Namespace("", "adapter").key() != Namespace("adapter", "").key()  # a value that spells a field's name
     assert Namespace("a", salt="x").key() != Namespace("a", prompt_version="x").key()
 
 

@@ -211,6 +211,32 @@ def test_nobody_is_preempted_for_blocks_that_would_not_come_free() -> None:
     assert len(parent.output) >= 3
 
 
+def test_one_whose_blocks_are_shared_is_not_preempted_in_place_of_one_whose_end_helps() -> None:
+    bench = Bench(blocks=7)
+    bench.submit(6)
+    bench.step()
+    parent = bench.submit(5, start=100)
+    bench.step()
+    alone = bench.submit(5, start=200)
+    bench.step()
+    child = bench.scheduler.fork(parent)
+    assert bench.pool.free == 1
+    bench.step()  # the first takes that block; the parent needs one, too, for a tail of its own
+    assert (alone.preemptions, child.preemptions) == (1, 0)
+    assert child.table.blocks[0] == parent.table.blocks[0]
+    assert child.table.blocks[1] != parent.table.blocks[1]
+
+
+@pytest.mark.parametrize(("length", "running"), [(12, 2), (16, 1)])
+def test_admission_leaves_the_watermark_free(length: int, running: int) -> None:
+    bench = Bench(blocks=8)
+    bench.submit(13)  # four blocks, with room for three tokens more
+    bench.step()
+    bench.submit(length, start=100)
+    bench.step()
+    assert len(bench.scheduler.running) == running
+
+
 def test_a_waiting_request_is_admitted_only_with_room_for_the_running_to_grow() -> None:
     bench = Bench(blocks=8)
     bench.submit(12)

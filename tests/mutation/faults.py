@@ -1,0 +1,262 @@
+"""Seeded faults, as data: plausible mistakes, most of them made and reported in other paged caches.
+
+A fault is one entry of a group: what goes wrong, the code as it is, and the code as it would be. The group says in which
+file, and which test files of the ordinary suite must notice. To add one, add a line.
+"""
+
+# ruff: noqa: E501 - a fault is one line
+# fmt: off
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["FAULTS", "Fault"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One mistake.
+
+    Attributes:
+        what: what goes wrong.
+        path: the file, from the root of the checkout.
+        old: code that occurs in it exactly once.
+        new: what stands there instead.
+        tests: test files that must fail, from `tests/`.
+    """
+
+    what: str
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def group(path: str, tests: str, *entries: tuple[str, str, str]) -> Iterator[Fault]:
+    for what, old, new in entries:
+        yield Fault(what, path, old, new, tuple(tests.split()))
+
+
+POOL = group(
+    "hostcache/blocks.py",
+    "hostcache/test_blocks.py",
+    ("a block is handed out without a reference", "self.refs[block] = 1\n", "self.refs[block] = 0\n"),
+    ("a new owner cannot be told from the old one", "self.generation[block] += 1", "pass"),
+    ("the newest cached block is evicted", "next(iter(self._cached))", "next(reversed(self._cached))"),
+    ("a hit leaves its block evictable", "self._cached.pop(block, None)", "pass"),
+    ("a second release passes", "if refs < 1:", "if refs < 0:"),
+    (
+        "a free block is acquired",
+        "if not self._kept[block]:\n                raise",
+        "if False:\n                raise",
+    ),
+    (
+        "the blocks behind fences count as available",
+        "return len(self._free) + len(self._cached)",
+        "return len(self._free) + len(self._cached) + len(self._fenced)",
+    ),
+    (
+        "a fence does not outlast its block's owner",
+        "if self._fences[block]:\n            self._f",
+        "if False:\n            self._f",
+    ),
+    ("the first of two fences lets a block go", "self._fences[block] -= 1", "self._fences[block] = 0"),
+    (
+        "a failed fence keeps what it had",
+        "        except BlockStateError:\n            self.release()\n",
+        "        except BlockStateError:\n",
+    ),
+    (
+        "a forgotten block is lost",
+        "del self._cached[block]\n            heapq.heappush(self._free, block)",
+        "del self._cached[block]",
+    ),
+    (
+        "a kept block may be written",
+        "return self.refs[block] == 1 and not self._kept[block]",
+        "return self.refs[block] == 1",
+    ),
+    ("the check is blind for a block in two states", "if states != 1:", "if states < 1:"),
+)
+
+TABLE = group(
+    "hostcache/table.py",
+    "hostcache/test_table.py hostcache/test_table_stateful.py",
+    ("a fork takes no references", "            self._pool.acquire(block)\n", "            pass\n"),
+    ("copy on write copies a token too few", "fresh, self.length % self._pool.block_tokens)", "fresh, self.length % self._pool.block_tokens - 1)"),
+    ("copy on write goes the wrong way", "self._copy(shared, fresh,", "self._copy(fresh, shared,"),
+    ("copy on write forgets the array of ids", "self._ids[len(self.blocks) - 1] = fresh", "pass"),
+    ("copy on write leaks the shared block", "self._pool.release(shared)", "pass"),
+    ("a shared tail is written in place", "and not self._pool.writable(self.blocks[-1])", "and False"),
+    ("the private copy is not counted", "return grown + (count > 0 and self._tail_is_shared())", "return grown"),
+    ("truncation drops a block that is partly used", "keep = -(-length // self._pool.block_tokens)", "keep = length // self._pool.block_tokens"),
+    ("truncation leaks", "self._pool.release_all(dropped)", "pass"),
+    ("a table that grows forgets its first ids", "grown[:start] = self._ids[:start]", "pass"),
+    ("slots are off by a block's tokens", "* size + positions % size", "* size + positions % size + 1"),
+)
+
+BYTES = group(
+    "hostcache/cache.py",
+    "hostcache/test_cache.py",
+    ("a layer is written into the one before", "layer * geometry.layer_bytes,", "layer * geometry.kv_bytes,"),
+    ("half of a block's rows are copied", "geometry.layers * 2 * geometry.kv_heads,", "geometry.layers * geometry.kv_heads,"),
+    ("the slot behind the pool is written", "int(slots.max()) < self.blocks", "int(slots.max()) <= self.blocks"),
+)
+
+PREFIX = group(
+    "hostcache/prefix.py",
+    "hostcache/test_prefix.py hostcache/test_prefix_stateful.py hostcache/test_collisions.py",
+    (
+        "a block's own tokens name it, whatever is in front",
+        "child = node.children.get(self._wrap(text[offset : offset + key_bytes]))",
+        "child = next((n for n in self._by_block.values() if n.tokens == text[offset : offset + key_bytes]), None)",
+    ),
+    ("a hit covers the whole prompt", "[: max(len(tokens) - 1, 0) * TOKEN_BYTES]", "[: len(tokens) * TOKEN_BYTES]"),
+    ("a hit takes no references", "            self._pool.acquire(child.block)\n", ""),
+    ("a partial hit takes no reference", "        self._pool.acquire(partial.block)\n", ""),
+    ("a node without bytes is a hit", "if child is None or child.block < 0:", "if child is None:"),
+    ("an equal child's block is replaced", "if child.block < 0 and not self._pool.is_kept(block):", "if not self._pool.is_kept(block):"),
+    ("a partial match counts a token too many", "            return token\n", "            return token + 1\n"),
+    ("publishing goes on behind what was invalidated", "if not node.alive:", "if False:"),
+    ("invalidated nodes stay alive", "node.alive = False", "pass"),
+    ("invalidation spares the prompt version it was asked for", "if prompt_version in (None, version)", "if prompt_version is None"),
+    ("node numbers are reused", "self._next_number += 1", "self._next_number = len(self._by_block) + 1"),
+    ("a node is removed while a sequence stands on it", "node.tails or node.holders)", "node.tails)"),
+    ("a node is removed while it has children", "(node.block >= 0 or node.children or node.tails or node.holders)", "(node.block >= 0 or node.holders)"),
+    ("nodes are never removed", "while node.alive and not", "while False and not"),
+    ("a parent is evicted before its leaf", "while node.resident_children:\n", "while False:\n"),
+    ("an evicted node still claims its block", "        node.block = -1\n", ""),
+    ("evictions are not counted at the parent", "node.parent.resident_children -= 1", "pass"),
+    ("a tail that says nothing new keeps its block", "if tail is not None and tail.block >= 0:", "if False:"),
+    ("a tail without bytes stays in the tree", "            self._prune(child)  #", "            #"),
+    ("the tenant's salt is not in the key", '"adapter", "salt", "prompt_version"):', '"adapter", "prompt_version"):'),
+    ("a namespace's fields run into each other", 'struct.pack("<II", len(name), len(value)) + name.encode() + value', "name.encode() + value"),
+    ("tokens of another type are taken as they come", "if tokens.dtype != np.int32:", "if False:"),
+)
+
+SCHEDULER = group(
+    "hostcache/scheduler.py",
+    "hostcache/test_scheduler.py hostcache/test_shadow_oracle.py",
+    ("a block is published before it is full", "range(request.published, request.computed // size)", "range(request.published, -(-request.computed // size))"),
+    ("admission ignores what the running will need", "if needed + reserved > self._pool.available:", "if needed > self._pool.available:"),
+    ("admission leaves nothing free", "reserved += max(1, int(self._pool.total * self.config.watermark))", "pass"),
+    ("the private copy of a partial hit is not counted", "- len(hit.blocks)\n", "- len(hit.blocks) - (hit.partial >= 0)\n"),
+    ("a request that is not admitted leaks its hit", "            self._pool.release_all(blocks)\n", ""),
+    ("a request that is not admitted leaks its node", "            self._prefix.release_node(hit.node)\n", ""),
+    ("the oldest gives way", "for candidate in reversed(self.running):", "for candidate in self.running:"),
+    ("one gives way whose end frees nothing", " and any(map(self._pool.would_free, candidate.table.blocks))", ""),
+    ("who gave way waits behind the others", "bisect.insort(self.waiting, request, key=lambda waiting: waiting.id)", "self.waiting.append(request)"),
+    ("who gave way goes on where it was", "request.computed = request.hit_tokens = request.table.length", "request.hit_tokens = request.table.length"),
+    ("prompts go before decoding", "for request in decoding + prefilling:", "for request in prefilling + decoding:"),
+    ("a chunk is larger than the rows that are left", "count = min(request.remaining, rows, self", "count = min(request.remaining, self"),
+    ("an abort frees what the step in flight writes", "        if request.in_flight:\n", "        if False:\n"),
+    ("a rolled back step keeps its slots", "            chunk.request.table.truncate(chunk.start)\n", ""),
+    ("the last one that cannot grow waits for ever", "        else:\n            self._fail(request)\n", "        else:\n            self._preempt(request)\n"),
+    ("a fork does not hold its node", "        self._prefix.hold_node(parent.node)\n", ""),
+    ("an ended request holds on to its node", "            self._prefix.release_node(request.node)\n", ""),
+    ("an ended request keeps its blocks", "        request.table.release()\n", ""),
+    ("a step that cannot be planned keeps its slots", "            self._take_back(chunks)\n", ""),
+)
+
+STEP = group(
+    "hostcache/step.py",
+    "hostcache/test_scheduler.py",
+    ("a sequence does not see its own rows", "[chunk.start + chunk.count for chunk in chunks]", "[chunk.start for chunk in chunks]"),
+    ("the token before the last is sampled", "[q - 1 for q, c in zip", "[q - 2 for q, c in zip"),
+    ("positions count from 1", "np.arange(start, start + count)", "np.arange(start + 1, start + count + 1)"),
+)
+
+GATHER = group(
+    "staging/plan.py",
+    "staging/test_plan.py",
+    ("what lies behind the last token is copied, too", "np.minimum(geometry.block_tokens, valid[sequence] - first)", "np.full_like(first, geometry.block_tokens)"),
+    ("heads are read a layer apart", "+ head * geometry.row_bytes", "+ head * geometry.kv_bytes"),
+    ("all sequences read the first one's table", "tables[sequence, nth]", "tables[0 * sequence, nth]"),
+    ("the block behind the pool is read", "ids.max() < pool_blocks", "ids.max() <= pool_blocks"),
+    ("a table shorter than its context is followed", "if per_sequence.max(initial=0) > tables.shape[1]:", "if False:"),
+)
+
+STAGING = [
+    *group(
+        "staging/layout.py",
+        "staging/test_plan.py staging/test_layout.py",
+        ("one token behind the last is not zeroed", "first = np.arange(self.heads, dtype=np.int64) * self.tokens + valid", "first = np.arange(self.heads, dtype=np.int64) * self.tokens + valid + 1"),
+        ("the tail is not zeroed", "valid < self.tokens]", "valid < 0]"),
+        ("operands share a cache line", "return -(-nbytes // ALIGNMENT) * ALIGNMENT", "return nbytes"),
+    ),
+    *group(
+        "staging/buffer.py",
+        "staging/test_buffer.py staging/test_plan.py",
+        ("values are read where keys are", "values_shift = keys_shift + plan.geometry.kv_bytes", "values_shift = keys_shift"),
+        ("blocks are not fenced while they are read", "cache.pool.fence(plan.blocks)", "cache.pool.fence([])"),
+        ("a buffer is filled twice", "if self._layout is not None:", "if False:"),
+        ("a released buffer still seems filled", "self.state = BufferState.FREE\n        self._layout = None\n", "self.state = BufferState.FREE\n"),
+        ("the result's place is not synced", "self._device.sync_to_device(self._offset, self.layout.nbytes)", "self._device.sync_to_device(self._offset, self.layout.out_offset)"),
+        ("a buffer is handed to the device unsynced", "        self.require(BufferState.READY)\n", ""),
+        ("the first buffer is synced whichever was filled", "self._device.sync_from_device(self._offset + ", "self._device.sync_from_device("),
+        ("operands larger than a buffer are copied", "if plan.layout.nbytes > len(self.memory):", "if False:"),
+    ),
+    *group(
+        "staging/arena.py",
+        "staging/test_arena.py",
+        ("a busy buffer is handed out again", "            if buffer.state is BufferState.FREE:\n", "            if True:\n"),
+        ("buffers overlap", "memory[start : start + self.buffer_bytes]", "memory[start : start + self.buffer_bytes + 1]"),
+    ),
+    *group(
+        "staging/buckets.py",
+        "staging/test_buckets.py",
+        ("a context that fills a bucket takes the next", "bisect_left(self.sizes, tokens)", "bisect_left(self.sizes, tokens + 1)"),
+    ),
+]
+
+DEVICE = [
+    *group(
+        "npu/emulated_device.py",
+        "npu/test_emulated_device.py",
+        ("the device sees what was never synced", "np.full(len(memory), 0xFF, np.uint8)", "memory"),
+        ("writes after the sync pass", "if not np.array_equal(", "if False and not np.array_equal("),
+        ("a torn run is whole", "slice(0, 1) if number in self._faults.torn else slice(None)", "slice(None)"),
+        ("a failing run passes", "if number in self._faults.failing:", "if False:"),
+        ("all runs take the first core", "self._core_free_at.index(min(self._core_free_at))", "0"),
+    ),
+    *group(
+        "npu/contract.py",
+        "npu/test_emulated_device.py npu/test_contract.py",
+        ("one dirty token passes", "by_sequence[sequence, :, length:].any()", "by_sequence[sequence, :, length + 1 :].any()"),
+        ("a row that sees nothing passes", "if len(blind):", "if False:"),
+        ("any mask passes", "if not allowed.all():", "if False:"),
+        ("a dimension that needs 14 bits passes", "if largest > MAX_DIMENSION:", "if largest > MAX_DIMENSION + 1:"),
+        ("an operand may start anywhere", "if start % ALIGNMENT:", "if start % 2:"),
+        ("an operand may reach beyond its buffer", "<= memory.nbytes - array.nbytes:", "<= memory.nbytes:"),
+        ("rows with gaps pass", "if not array.flags.c_contiguous:", "if False:"),
+        ("rows need no padding", "if rows % ROW_MULTIPLE or tokens", "if tokens"),
+    ),
+    *group(
+        "npu/device.py",
+        "npu/test_emulated_device.py npu/test_emulated_attention.py",
+        ("a result of which one row is fresh passes", "    if stale:\n", "    if stale == out.shape[0] * out.shape[1]:\n"),
+        ("the result's place is not poisoned", "out.view(np.uint16)[...] = _POISON", "pass"),
+    ),
+    *group(
+        "npu/launch.py",
+        "npu/test_emulated_attention.py npu/test_emulated_launch.py",
+        ("a row sees the token behind its own", "hidden = position[:, np.newaxis] >= seen", "hidden = position[:, np.newaxis] > seen"),
+        ("scores are not scaled", "q[self.rows] * np.float32(layout.head_dim**-0.5)", "q[self.rows] * np.float32(1)"),
+        ("a tile stops a token short", "before + last - start)", "before + last - start - 1)"),
+    ),
+    *group(
+        "npu/emulated.py",
+        "npu/test_emulated_attention.py",
+        ("a buffer is lost when a job fails", "            done.buffer.release()\n", "            pass\n"),
+        ("freshness is not proven", "            require_fresh(done.buffer.out)\n", ""),
+        ("the result is read before it is synced", "            done.buffer.sync_from_device()\n", ""),
+    ),
+    *group(
+        "npu/checks.py",
+        "npu/test_processes.py",
+        ("a forked child computes", "if here != opened_in:", "if False:"),
+    ),
+]
+
+FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE]

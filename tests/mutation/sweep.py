@@ -1,0 +1,88 @@
+"""Plants faults into copies of the packages, one each, and runs tests there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .faults import Fault
+
+__all__ = ["BrokenFault", "planted", "survivors"]
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("hostcache", "staging", "npu", "tools", "tests", "pyproject.toml")
+SECONDS = 120
+"""For one fault's tests, which take a few seconds. A fault that makes them hang is noticed, too."""
+
+FAILED = 1
+"""What pytest returns when tests ran and failed; errors of collection and of use are other numbers."""
+
+# The same examples every time, and none made smaller: that a test fails is all that is asked.
+CONFTEST = """
+from hypothesis import Phase, settings
+settings.register_profile("sweep", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
+settings.load_profile("sweep")
+"""
+
+
+class BrokenFault(AssertionError):
+    """A fault, or the sweep itself, proves nothing: the tests did not run as they should."""
+
+
+def planted(fault: Fault, root: Path = ROOT) -> str:
+    """The faulty source.
+
+    Raises:
+        BrokenFault: its code is not there exactly once.
+    """
+    source = (root / fault.path).read_text(encoding="utf-8")
+    places = source.count(fault.old)
+    if places != 1:
+        raise BrokenFault(f"'{fault.what}': {fault.path} holds its code {places} times, not once: {fault.old!r}")
+    return source.replace(fault.old, fault.new)
+
+
+def run_tests(tests: Sequence[str], fault: Fault | None = None) -> int | None:
+    """Run test files, from `tests/`, over a copy of the checkout; returns pytest's status, None when time was up."""
+    with tempfile.TemporaryDirectory(prefix="rockpage-sweep-") as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, copy / name)
+        with (copy / "tests" / "conftest.py").open("a", encoding="utf-8") as conftest:
+            conftest.write(CONFTEST)
+        if fault is not None:
+            (copy / fault.path).write_text(planted(fault), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/{t}" for t in tests)]
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            return subprocess.run(
+                command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, timeout=SECONDS, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def survivors(faults: Sequence[Fault], workers: int) -> list[Fault]:
+    """The faults that no test noticed.
+
+    Raises:
+        BrokenFault: the tests do not pass without a fault, or could not run with one.
+    """
+    files = sorted({test for fault in faults for test in fault.tests})
+    if status := run_tests(files):
+        raise BrokenFault(f"without any fault the tests end with status {status}")
+    with ThreadPoolExecutor(workers) as pool:
+        statuses = list(pool.map(lambda fault: run_tests(fault.tests, fault), faults))
+    for fault, status in zip(faults, statuses, strict=True):
+        if status is not None and status > FAILED:
+            raise BrokenFault(f"'{fault.what}': its tests could not run, pytest ended with {status}")
+    return [fault for fault, status in zip(faults, statuses, strict=True) if status == 0]
