@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import functools
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.errors import BadModelFile, UnsupportedModel, UsageError
 
+from .folder_files import read_object, read_text
+from .hf_tokenizer import special_texts_of_folder
+from .messages import ROLES, Message, check_messages, join_parts, template_form
 from .stand_ins import StandIns, map_texts
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, refuse_surrogates
 from .vocabulary import Metadata, special_texts
 
 if TYPE_CHECKING:
     from .jinja_sandbox import SandboxedTemplate
 
-__all__ = ["ROLES", "ChatTemplate", "Message", "encode_chat"]
-
-Message: TypeAlias = Mapping[str, object]
-"""`role` and `content`, as in OpenAI's chat format; an assistant's may have `tool_calls` instead of content."""
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Roles a message may have. Templates build control tokens from them, so the list is closed."""
+__all__ = ["ROLES", "ChatTemplate", "Message", "encode_chat", "end_of_turn"]
 
 _SOURCE_LIMIT = 1 << 20  # characters; real templates are below 32 KiB
+_PROBE = "\U0010fffd"  # in place of a message's text; no template writes it
 
 
 class ChatTemplate:
@@ -36,33 +34,68 @@ class ChatTemplate:
     Args:
         source: the Jinja2 text.
         special_tokens: what the template may name, such as `bos_token`.
+        tool_use: the text of a template of its own for conversations with tools, if the model has one.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_use: str | None = None) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
+        self._for_tools = ChatTemplate(tool_use, special_tokens) if tool_use is not None else self
 
     @classmethod
     def from_metadata(cls, metadata: Metadata) -> ChatTemplate:
-        """Take the template from a GGUF file's metadata.
+        """Take the template from a GGUF file's metadata: `tokenizer.chat_template`, and `.tool_use` if it has that.
 
         Raises:
             UnsupportedModel: the file has none.
             BadModelFile: it is not a text, or one of more than a mebibyte.
         """
-        source = metadata.get("tokenizer.chat_template")
+        key = "tokenizer.chat_template"
+        return cls._from_texts(
+            {"default": metadata.get(key), "tool_use": metadata.get(f"{key}.tool_use")}, key, special_texts(metadata)
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> ChatTemplate:
+        """Take the template from a Hugging Face model folder.
+
+        It stands in chat_template.jinja, with others in additional_chat_templates; in older folders in
+        tokenizer_config.json, as one text or as a list of named ones. Of the named ones, `default` and `tool_use`
+        are used.
+
+        Raises:
+            UnsupportedModel: the folder has none.
+            BadModelFile: it is not a text, or one of more than a mebibyte, or another file is damaged.
+        """
+        folder = Path(folder)
+        texts: dict[str, object] = {
+            "default": read_text(folder / "chat_template.jinja"),
+            "tool_use": read_text(folder / "additional_chat_templates" / "tool_use.jinja"),
+        }
+        if texts["default"] is None:
+            listed = (read_object(folder / "tokenizer_config.json") or {}).get("chat_template")
+            if isinstance(listed, list):
+                texts |= {str(one.get("name")): one.get("template") for one in listed if isinstance(one, dict)}
+            else:
+                texts["default"] = listed
+        return cls._from_texts(texts, f"chat template of {folder}", special_texts_of_folder(folder))
+
+    @classmethod
+    def _from_texts(cls, texts: Mapping[str, object], where: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        source, tool_use = texts.get("default"), texts.get("tool_use")
         if source is None:
             raise UnsupportedModel(
-                "the model file has no chat template (tokenizer.chat_template); use --prompt without --chat,"
-                " or a model tuned for chat"
+                f"the model has no chat template ({where}); use --prompt without --chat, or a model tuned for chat"
             )
-        if not isinstance(source, str) or len(source) > _SOURCE_LIMIT:
-            raise BadModelFile(
-                f"the model file's 'tokenizer.chat_template' is not a text of at most {_SOURCE_LIMIT} characters;"
-                " fetch the file again",
-                key="tokenizer.chat_template",
-            )
-        return cls(source, special_texts(metadata))
+        for text in (source, tool_use):
+            if text is not None and (not isinstance(text, str) or len(text) > _SOURCE_LIMIT):
+                raise BadModelFile(
+                    f"the model's '{where}' is not a text of at most {_SOURCE_LIMIT} characters; fetch it again",
+                    key=where,
+                )
+        assert isinstance(source, str)
+        assert isinstance(tool_use, str | None)
+        return cls(source, special_tokens, tool_use=tool_use)
 
     def render(
         self,
@@ -70,15 +103,20 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> str:
-        """Write a conversation as text.
+        """Write a conversation as text, the same as transformers' `apply_chat_template`.
 
         Message text that looks like a control token looks like one in the result too; encode with `encode_chat`.
+        Contents in parts go to the template as they are if it takes such; otherwise they are joined by a space.
 
         Args:
             messages: the conversation, oldest first.
             add_generation_prompt: end with the words that make the model answer.
             tools: descriptions of the functions the model may call, as JSON schemas.
+            documents: what the model may refer to, each with `title` and `text`.
+            variables: more that a template of this family looks at, such as `enable_thinking`.
 
         Raises:
             UsageError: a message is malformed, or the template refuses the conversation or fails on it.
@@ -86,22 +124,63 @@ class ChatTemplate:
             ModelError: the template reaches outside its sandbox.
             MissingExtra: `jinja2` is not installed.
         """
-        _check(messages)
+        check_messages(messages)
+        if tools is not None and self._for_tools is not self:
+            return self._for_tools.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                documents=documents,
+                variables=variables,
+            )
+        in_parts = any(not isinstance(message.get("content"), str | None) for message in messages)
+        if in_parts and not self._takes_parts:
+            messages = [join_parts(message) for message in messages]
         return self._template.render(
             {
                 **self._special_tokens,
-                "messages": list(messages),
+                **(variables or {}),
+                "messages": [template_form(message) for message in messages],
                 "tools": tools,
-                "documents": None,
+                "documents": documents,
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+
+    @functools.cached_property
+    def _takes_parts(self) -> bool:
+        """Whether the template writes the text of a part, rather than the part itself or nothing."""
+        parts = [{"type": "text", "text": _PROBE}]
+        values = {"messages": [{"role": "user", "content": parts}], "tools": None, "documents": None}
+        try:
+            written = self._template.render({**self._special_tokens, **values, "add_generation_prompt": True})
+        except UsageError:
+            return False
+        return _PROBE in written and "'text'" not in written
 
     @functools.cached_property
     def _template(self) -> SandboxedTemplate:
         from .jinja_sandbox import SandboxedTemplate  # noqa: PLC0415 - needs an optional extra
 
         return SandboxedTemplate(self._source)
+
+
+def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> int | None:
+    """The control token that the template writes behind an assistant's words.
+
+    It ends an answer as the tokens of `Tokenizer.eos_ids` do, which come from the model's files and may be those of
+    the model before it was tuned for chat.
+
+    Returns:
+        None if the template writes none there, or refuses a conversation of two words.
+    """
+    conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
+    try:
+        _, found, behind = template.render(conversation, add_generation_prompt=False).rpartition(_PROBE)
+    except UsageError:
+        return None
+    text, control = next(iter(tokenizer.split_control(behind)))
+    return control if found and not text.strip() else None
 
 
 def encode_chat(
@@ -111,20 +190,25 @@ def encode_chat(
     *,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, object]] | None = None,
+    documents: Sequence[Mapping[str, object]] | None = None,
+    variables: Mapping[str, object] | None = None,
 ) -> NDArray[np.int32]:
     """Encode a conversation: the template's control tokens become their ids, whatever messages hold stays text.
 
-    The template is run on messages whose characters are replaced by stand-ins (`StandIns`). Of its output only what is
-    not a stand-in can form a control token, and that is the template's own text. The characters are then put back in
-    the text between control tokens, which is encoded as a whole, so that without forged tokens the ids are those of
-    `encode(render(messages), special=True)`.
+    The template is run on messages, tools and documents whose characters are replaced by stand-ins (`StandIns`). Of
+    its output only what is not a stand-in can form a control token, and that is the template's own text. The
+    characters are then put back in the text between control tokens, which is encoded as a whole, so that without
+    forged tokens the ids are those of `encode(render(messages), special=True)`.
 
     A template may look into the text, to cut an answer at `</think>` say, and then comes out differently with
     stand-ins. In that case only the control tokens in the messages are replaced by stand-ins: they remain text, while
-    the template sees all else. (A token that the template then joins from its own text and a message's is taken as its
-    own; no template is known to leave part of a token next to a message.)
+    the template sees all else. It must then write the same control tokens as with stand-ins, so that none can come
+    together out of what it leaves of a message.
 
-    The arguments and errors are those of `ChatTemplate.render`.
+    The arguments and errors are those of `ChatTemplate.render`; and
+
+    Raises:
+        UsageError: the control tokens depend on the messages' text, or a text is no valid Unicode.
 
     Returns:
         int32 `[tokens]`; begins with bos only if the template writes it.
@@ -132,6 +216,7 @@ def encode_chat(
     texts: list[str] = []
 
     def collect(text: str) -> str:
+        refuse_surrogates(text)
         texts.append(text)
         return text
 
@@ -140,6 +225,8 @@ def encode_chat(
             [map_texts(message, mark, mark_name) for message in messages],
             add_generation_prompt=add_generation_prompt,
             tools=map_texts(tools, mark, mark_name),
+            documents=map_texts(documents, mark, mark_name),
+            variables=variables,
         )
 
     plain = render(collect, collect)
@@ -151,38 +238,19 @@ def encode_chat(
             for piece, token in tokenizer.split_control(text)
         )
 
+    def controls(text: str) -> list[int | None]:
+        return [token for _, token in tokenizer.split_control(text)]
+
     try:
-        marked = render(stand_ins.mark, mark_control)
+        marked: str | None = render(stand_ins.mark, mark_control)
     except UsageError:  # the template accepted the text itself: it looks into it
-        marked = ""
-    if stand_ins.unmark(marked) != plain:
-        marked = render(mark_control, mark_control)
-    ids: list[int] = []
-    for text, control in tokenizer.split_control(marked):
-        ids += tokenizer.encode(stand_ins.unmark(text), bos=False).tolist()
-        if control is not None:
-            ids.append(control)
-    return np.array(ids, dtype=np.int32)
-
-
-def _check(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise UsageError("no messages; a conversation has at least one", messages=messages)
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
+        marked = None
+    if marked is None or stand_ins.unmark(marked) != plain:
+        own, marked = marked, render(mark_control, mark_control)
+        if own is not None and controls(own) != controls(marked):
             raise UsageError(
-                f"message {index} is {reprlib.repr(message)}, not a mapping of role and content", index=index
+                "the model's chat template writes other control tokens for other texts of the same messages, so that"
+                " its own cannot be told from forged ones; change the messages, or use --prompt without --chat"
             )
-        role, content = message.get("role"), message.get("content")
-        if role not in ROLES:
-            raise UsageError(
-                f"message {index} has role {role!r}; use one of {', '.join(ROLES)}", index=index, role=role
-            )
-        calls_instead = content is None and role == "assistant" and message.get("tool_calls")
-        if not isinstance(content, str) and not calls_instead:
-            raise UsageError(
-                f"message {index} ({role}) has content {reprlib.repr(content)}; it must be one string",
-                index=index,
-                role=role,
-                content=content,
-            )
+    pieces = ((stand_ins.unmark(text), control) for text, control in tokenizer.split_control(marked))
+    return np.array(tokenizer.encode_pieces(pieces), dtype=np.int32)

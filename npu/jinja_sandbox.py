@@ -12,25 +12,34 @@ slowest ones take about a second.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from datetime import datetime
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from hostcache.errors import BadModelFile, MissingExtra, ModelError, UsageError
 
 try:
-    from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes, pass_context
+    from jinja2 import TemplateSyntaxError, Undefined, nodes
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.parser import Parser
     from jinja2.runtime import Context
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.utils import Namespace
 except ImportError as missing:
     raise MissingExtra("chat templates need 'jinja2': pip install 'rockpage[model]'", extra="model") from missing
 
 from .template_budget import VALUE_LIMIT, Budget, check_format, check_growth, weigh
+from .template_functions import (
+    SafeNamespace,
+    bounded_filter,
+    new_dict,
+    printed,
+    raise_exception,
+    step,
+    stepping_test,
+    strftime_now,
+    sum_of_numbers,
+    to_json,
+)
 from .template_steps import CONCAT, MADE, STEP, count_steps
 
 __all__ = ["OUTPUT_LIMIT", "SandboxedTemplate"]
@@ -38,7 +47,6 @@ __all__ = ["OUTPUT_LIMIT", "SandboxedTemplate"]
 OUTPUT_LIMIT = VALUE_LIMIT
 """Characters a template may give out: several times a context of 131,072 tokens, the longest of Llama-type models."""
 
-_GROWING_FILTERS = frozenset({"batch", "center", "indent", "join", "replace", "round", "tojson", "wordwrap", "xmlattr"})
 _GROWING_METHODS = frozenset({"center", "join", "ljust", "replace", "rjust", "zfill"})
 _CLOSED_METHODS = frozenset({"expandtabs", "maketrans", "translate"})  # of texts: their growth is hard to tell
 _LEFT_OUT = frozenset({"pprint", "random", "urlize"})
@@ -85,7 +93,7 @@ class SandboxedTemplate:
                 for piece in self._template.generate(variables):
                     size += len(piece)
                     if size > OUTPUT_LIMIT:
-                        _raise_exception(f"it gives out more than {OUTPUT_LIMIT} characters")
+                        raise_exception(f"it gives out more than {OUTPUT_LIMIT} characters")
                     pieces.append(piece)
         except SecurityError as error:
             raise ModelError(
@@ -121,19 +129,21 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,  # the optimiser would run filters while compiling
-            finalize=_printed,
+            finalize=printed,
             extensions=[LoopControlExtension, _GenerationTag],
         )
-        self.filters["tojson"] = _to_json
-        self.filters["sum"] = _sum_of_numbers(self.filters["sum"])
-        self.filters = {name: _bounded(name, item) for name, item in self.filters.items() if name not in _LEFT_OUT}
-        self.filters |= {STEP: _step, MADE: Budget.made, CONCAT: self.concat}
-        self.tests = {name: _stepping(cast("Callable[..., Any]", test)) for name, test in self.tests.items()}
+        self.filters["tojson"] = to_json
+        self.filters["sum"] = sum_of_numbers(self.filters["sum"])
+        self.filters = {
+            name: bounded_filter(name, item) for name, item in self.filters.items() if name not in _LEFT_OUT
+        }
+        self.filters |= {STEP: step, MADE: Budget.made, CONCAT: self.concat}
+        self.tests = {name: stepping_test(cast("Callable[..., Any]", test)) for name, test in self.tests.items()}
         del self.globals["lipsum"]
-        self.globals["dict"] = _new_dict
-        self.globals["namespace"] = _SafeNamespace
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
+        self.globals["dict"] = new_dict
+        self.globals["namespace"] = SafeNamespace
+        self.globals["raise_exception"] = raise_exception
+        self.globals["strftime_now"] = strftime_now
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return count_steps(super()._parse(source, name, filename), self)
@@ -185,112 +195,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return checked
 
 
-class _SafeNamespace(Namespace):
-    """`namespace` of templates: no name that Python gives a meaning, and nothing of its inside when printed."""
-
-    def __init__(self, /, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as `dict`
-        names = dict(*args, **kwargs)
-        for name in names:
-            _check_name(name)
-        super().__init__(names)
-
-    def __setitem__(self, name: str, value: object) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-    def __repr__(self) -> str:  # namespaces may hold each other: printed in full, they would have no bound
-        return "<Namespace>"
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace cannot hold {name!r}")
-
-
-def _bounded(name: str, item: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that takes a step, refuses to grow without bound, and whose result is weighed or counted."""
-    before_value = 1 if hasattr(item, "jinja_pass_arg") else 0  # the context comes first
-
-    @functools.wraps(item)
-    def bounded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a template's values
-        Budget.step()
-        if name in _GROWING_FILTERS or name == "format":
-            args = tuple(list(value) if isinstance(value, Iterator) else value for value in args)
-            value, arguments = args[before_value], [*args[before_value + 1 :], *kwargs.values()]
-            if name == "format":
-                check_format(str(value), arguments)
-            else:
-                check_growth(value, arguments)
-        result = item(*args, **kwargs)
-        return _counted(result) if isinstance(result, Iterator) else Budget.made(result)
-
-    return bounded
-
-
-def _counted(items: Iterator[Any]) -> Iterator[Any]:
-    for item in items:
-        Budget.step()
-        yield Budget.made(item)
-
-
-def _stepping(test: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(test)
-    def stepping(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a template's values
-        Budget.step()
-        return test(*args, **kwargs)
-
-    return stepping
-
-
-def _step(value: Any) -> Any:  # noqa: ANN401 - a template's values
-    Budget.step()
-    return value
-
-
-@pass_context  # so that constants are not printed at compile time
-def _printed(_context: Context, value: Any) -> str:  # noqa: ANN401 - a template's values
-    return value if isinstance(value, str) else str(Budget.made(str(value)))
-
-
-def _sum_of_numbers(sum_filter: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(sum_filter)
-    def summed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a template's values
-        start = kwargs.get("start", args[3] if len(args) > 3 else 0)  # environment, iterable, attribute, start
-        if not isinstance(start, int | float):
-            raise SecurityError("'sum' of anything but numbers takes the square of its length")
-        return sum_filter(*args, **kwargs)
-
-    return summed
-
-
-def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:  # noqa: ANN401 - as `dict`, but for its class's methods
-    return dict(*args, **kwargs)
-
-
 def _length(value: object) -> int:
     return len(value) if isinstance(value, Sized) else 0
 
 
 def _times(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja2's own `tojson` escapes `<`, `>`, `&` and `'` for HTML, which no model has been trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    if len(layout) > 256:
-        raise SecurityError("a date's layout of unbounded size")
-    return datetime.now().strftime(layout)  # local time, as the user sees it

@@ -21,7 +21,7 @@ from .vocabulary import SPACE_MARK, Metadata, Spelling, TokenKind, Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "refuse_surrogates"]
 
 _BORDERS: dict[int, Before] = {TokenKind.CONTROL: Before.CONTROL, TokenKind.USER_DEFINED: Before.USER_DEFINED}
 
@@ -127,7 +127,7 @@ class Tokenizer:
         Raises:
             UsageError: the text holds a surrogate, or `bos` is asked of a model that has none.
         """
-        _refuse_surrogates(text)
+        refuse_surrogates(text)
         ids = self.encode_pieces(self.split_control(text) if special else ((text, None),))
         if self.add_bos if bos is None else bos:
             if self.bos_id is None:
@@ -226,7 +226,12 @@ def _adds_bos(metadata: Metadata, vocabulary: Vocabulary, *, default: bool) -> b
     return add_bos
 
 
-def _refuse_surrogates(text: str) -> None:
+def refuse_surrogates(text: str) -> None:
+    """Refuse text that UTF-8 cannot hold.
+
+    Raises:
+        UsageError: it holds a surrogate.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -213,7 +213,9 @@ def test_a_file_without_template_says_what_to_use() -> None:
         ([{"content": "x"}], "role None"),
         ([{"role": ["user"], "content": "x"}], "role"),
         ([user(None)], "content None"),
-        ([user([{"type": "text", "text": "x"}])], "content"),
+        ([user([{"type": "image", "url": "x"}])], "content"),
+        ([user([{"type": "text"}])], "content"),
+        ([user(["x"])], "content"),
         ([{"role": "assistant"}], "content None"),
     ],
 )
