@@ -9,7 +9,7 @@
             lock                        held while weights.bin is written
 
 A file appears under its name only when it is complete and on disk. What is found there is hashed before it is used,
-so a damaged file is rebuilt instead of believed.
+so a damaged file is rebuilt instead of believed. Nothing in it comes from a prompt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .onnx_graph import WEIGHTS_FILE
 from .source import ModelSource
 from .weights import Activations, WeightsPlan
 
-__all__ = ["FORM_VERSION", "default_cache_dir", "model_digest", "weights_folder"]
+__all__ = ["FORM_VERSION", "default_cache_dir", "make_private", "model_digest", "weights_folder"]
 
 FORM_VERSION = 1
 """Part of the cache's key and of a decoder's `numerics`: raise it whenever a file's content or a graph changes."""
@@ -51,6 +51,18 @@ def default_cache_dir() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rockpage"
     except RuntimeError as error:
         raise UsageError(f"user {os.getuid()} has no home folder for the cache: set XDG_CACHE_HOME or HOME") from error
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder of the cache and its missing parents, mode 0700 (XDG Base Directory Specification 0.8).
+
+    What exists keeps its mode: whoever made a cache for several users has set it.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def model_digest(source: ModelSource, cache_dir: Path) -> str:
@@ -110,7 +122,7 @@ def _build_elsewhere(stack: contextlib.ExitStack, source: ModelSource, plan: Wei
 
 def _build(folder: Path, source: ModelSource, plan: WeightsPlan) -> None:
     """Write the weights file of `folder`, unless another process does so first."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     path = folder / WEIGHTS_FILE
     with (folder / "lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when we are done or dead
@@ -152,7 +164,7 @@ def _file_digest(model: MappedFile, cache_dir: Path) -> str:
     with _open_again(model) as file:
         digest = _hash(file, model.size).hex()
     with contextlib.suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
+        make_private(note.parent)
         _replace(note, json.dumps({**known, "sha256": digest}).encode())
     return digest
 

