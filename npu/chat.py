@@ -22,7 +22,7 @@ from .vocabulary import Metadata, special_texts
 if TYPE_CHECKING:
     from .jinja_sandbox import SandboxedTemplate
 
-__all__ = ["ROLES", "ChatTemplate", "Message", "encode_chat", "end_of_turn"]
+__all__ = ["ROLES", "ChatTemplate", "Message", "encode_chat", "turn_ends"]
 
 _SOURCE_LIMIT = 1 << 20  # characters; real templates are below 32 KiB
 _PROBE = "\U0010fffd"  # in place of a message's text; no template writes it
@@ -148,6 +148,16 @@ class ChatTemplate:
         )
 
     @functools.cached_property
+    def behind_answer(self) -> str:
+        """What the template writes behind an assistant's words at the end of a conversation; empty if it refuses it."""
+        conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
+        try:
+            _, found, behind = self.render(conversation, add_generation_prompt=False).rpartition(_PROBE)
+        except UsageError:
+            return ""
+        return behind if found else ""
+
+    @functools.cached_property
     def _takes_parts(self) -> bool:
         """Whether the template writes the text of a part, rather than the part itself or nothing."""
         parts = [{"type": "text", "text": _PROBE}]
@@ -165,22 +175,22 @@ class ChatTemplate:
         return SandboxedTemplate(self._source)
 
 
-def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> int | None:
-    """The control token that the template writes behind an assistant's words.
+def turn_ends(tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
+    """The control token that the template writes behind an assistant's words, as a set of one.
 
     It ends an answer as the tokens of `Tokenizer.eos_ids` do, which come from the model's files and may be those of
     the model before it was tuned for chat.
 
     Returns:
-        None if the template writes none there, or refuses a conversation of two words.
+        An empty set if the template writes none there, or refuses a conversation of two words.
+
+    Raises:
+        BadModelFile: the source is not a Jinja2 template.
+        ModelError: the template reaches outside its sandbox.
+        MissingExtra: `jinja2` is not installed.
     """
-    conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
-    try:
-        _, found, behind = template.render(conversation, add_generation_prompt=False).rpartition(_PROBE)
-    except UsageError:
-        return None
-    text, control = next(iter(tokenizer.split_control(behind)))
-    return control if found and not text.strip() else None
+    text, control = next(iter(tokenizer.split_control(template.behind_answer)))
+    return frozenset() if text.strip() or control is None else frozenset({control})
 
 
 def encode_chat(

@@ -19,7 +19,7 @@ from hostcache.scheduler import Scheduler, SchedulerConfig
 from hostcache.step import Chunk, StepPlan
 
 from .attention import AttentionBatch, AttentionRuntime
-from .chat import ChatTemplate, encode_chat
+from .chat import ChatTemplate, encode_chat, turn_ends
 from .decoder import Attend, Decoder
 from .fp16 import Rounding
 from .runtimes import open_runtime
@@ -192,11 +192,12 @@ class Engine:
         self._streams[request.id] = Stream(request, params, self.tokenizer, constraint=constraint)
         return request.id
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> NDArray[np.int32]:
-        """Turn a conversation into a prompt by the model's chat template.
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> NDArray[np.int32]:  # noqa: ANN401
+        """Turn a conversation into a prompt by the model's chat template, whose end of a turn then ends answers too.
 
         Args:
             messages: each with `role` and `content`, oldest first.
+            options: `tools`, `documents` and more, as in `npu.chat.encode_chat`.
 
         Returns:
             int32 ids. Control tokens come from the template alone, never from a message.
@@ -206,7 +207,8 @@ class Engine:
         """
         if self._template is None:
             raise UsageError("this model has no chat template: give the whole prompt as text")
-        return encode_chat(self.tokenizer, self._template, messages)
+        self.tokenizer.eos_ids |= turn_ends(self.tokenizer, self._template)
+        return encode_chat(self.tokenizer, self._template, messages, **options)
 
     def fork(self, request_id: int, params: SamplingParams | None = None) -> int:
         """Continue a running request a second time, sharing everything computed so far.

@@ -42,7 +42,7 @@ class Tokenizer:
         vocab_size: ids are `0 <= id < vocab_size`.
         bos_id: the token that starts a sequence, or None.
         eos_ids: the tokens that end an answer: all that the model's files name, none when they name none. In a chat
-            the template's own end of a turn comes on top (`npu.chat.end_of_turn`).
+            the template's own end of a turn comes on top (`npu.chat.turn_ends`).
 
             - GGUF: `eos_token_id`, `eot_token_id` and `eom_token_id` of `tokenizer.ggml`.
             - Folder: `eos_token_id` of generation_config.json or, if that names none, of config.json; and the

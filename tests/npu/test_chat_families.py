@@ -15,9 +15,11 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from hostcache.errors import BadModelFile, UnsupportedModel, UsageError
-from npu.chat import ChatTemplate, encode_chat, end_of_turn
+from npu.chat import ChatTemplate, encode_chat, turn_ends
+from npu.engine import Engine
 from npu.tokenizer import Tokenizer
 from tests.npu.chat_families import CONVERSATIONS, FAMILIES, TOOLS, Conversation, Family
+from tests.npu.tiny import write_tiny_llama
 from tests.npu.toy_tokenizer import toy_metadata
 from tests.npu.trained import byte_level, llama_2
 
@@ -142,17 +144,16 @@ def test_no_message_tool_or_document_forges_a_control_token(
 @each_family
 def test_the_end_of_a_turn_is_found(family: Family, loaded: Callable[[Family], tuple[Tokenizer, ChatTemplate]]) -> None:
     tokenizer, template = loaded(family)
-    token = end_of_turn(tokenizer, template)
-    assert token is not None
+    (token,) = turn_ends(tokenizer, template)
     assert tokenizer.token_bytes(token).decode() == family.turn_end
 
 
 @pytest.mark.parametrize(
     "source", ["{{ messages[0].content }}", "{{ raise_exception('no') }}", "{{ messages[-1].content }} and <|end|>"]
 )
-def test_a_template_without_an_end_of_turn_has_none(source: str) -> None:
+def test_a_template_without_an_turn_ends_has_none(source: str) -> None:
     tokenizer = Tokenizer.from_metadata(toy_metadata())
-    assert end_of_turn(tokenizer, ChatTemplate(source, {})) is None
+    assert turn_ends(tokenizer, ChatTemplate(source, {})) == frozenset()
 
 
 # Control tokens that a template would put together out of a message
@@ -202,3 +203,13 @@ def test_what_is_no_template_is_a_bad_file(tmp_path: Path, content: Any) -> None
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
     with pytest.raises(BadModelFile, match="not a text"):
         ChatTemplate.from_folder(tmp_path)
+
+
+def test_a_chat_ends_with_its_turn_whatever_the_file_calls_the_end(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf")
+    with Engine.load(path, pool_bytes=1 << 20, cache_dir=tmp_path) as engine:
+        (turn_end,) = engine.tokenizer.eos_ids
+        engine.tokenizer.eos_ids = frozenset({0})  # as in a file that names the end of a text
+        prompt = engine.encode_chat([{"role": "user", "content": "hi"}], tools=TOOLS, variables={"x": 1})
+        assert engine.tokenizer.eos_ids == {0, turn_end}
+        assert prompt.size > 0
