@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,37 +20,22 @@ from hostcache.step import Chunk, StepPlan
 
 from .attention import AttentionBatch, AttentionRuntime
 from .chat import ChatTemplate, encode_chat
-from .decoder import Attend, Decoder
+from .decoder import Decoder, DenseModel
 from .fp16 import Rounding
 from .gguf import GGUFFile
+from .interrupts import deliver_signals, held_signals
 from .runtimes import open_runtime
 from .sampler import SamplingParams
 from .score import Score, log_softmax_at
 from .stream import RequestOutput, Stream
 from .tokenizer import Tokenizer
 
-__all__ = ["DEFAULT_POOL_BYTES", "DenseModel", "Engine"]
+__all__ = ["DEFAULT_POOL_BYTES", "Engine"]
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 
 DEFAULT_POOL_BYTES = 192 << 20
 """512 blocks of the reference geometry (24 layers, 2 KV heads of 128)."""
-
-
-class DenseModel(Protocol):
-    """What the engine needs of a decoder: everything but attention."""
-
-    fingerprint: str
-    numerics: str
-
-    def forward(
-        self,
-        tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        logit_rows: NDArray[np.int64],
-        attend: Attend,
-    ) -> NDArray[np.float32]:
-        """Run all layers; see `npu.decoder.Decoder.forward`."""
 
 
 class Engine:
@@ -158,6 +143,7 @@ class Engine:
             raise
         return cls(decoder, tokenizer, cache, attention, config, template=template)
 
+    @held_signals()
     def add_request(
         self,
         prompt: str | ArrayLike,
@@ -205,6 +191,7 @@ class Engine:
             raise UsageError("this model has no chat template: give the whole prompt as text")
         return encode_chat(self.tokenizer, self._template, messages)
 
+    @held_signals()
     def fork(self, request_id: int, params: SamplingParams | None = None) -> int:
         """Continue a running request a second time, sharing everything computed so far.
 
@@ -228,6 +215,7 @@ class Engine:
         self._streams[child.id] = stream
         return child.id
 
+    @held_signals()
     def abort(self, request_id: int) -> None:
         """End a request; its blocks go back at once. Unknown and finished ids are ignored."""
         stream = self._streams.pop(request_id, None)
@@ -257,8 +245,10 @@ class Engine:
             RequestRefused: it can never fit.
             RequestFailed: it was accepted and could not be finished.
         """
-        request_id = self.add_request(prompt, params)
+        request_id = 0  # no request has it
         try:
+            with held_signals():  # an interruption must not come between a request and its id
+                request_id = self.add_request(prompt, params)
             while True:
                 mine = [output for output in self._undelivered if output.request_id == request_id]
                 self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
@@ -273,6 +263,7 @@ class Engine:
         finally:
             self.abort(request_id)
 
+    @held_signals()
     def score(self, tokens: ArrayLike) -> Score:
         """Teacher-force a text: how likely is each of its tokens, given all before it.
 
@@ -327,6 +318,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @held_signals()
     def _advance(self) -> list[RequestOutput]:
         plan = self.scheduler.schedule()
         outputs = []
@@ -360,6 +352,7 @@ class Engine:
             values: NDArray[np.float32],
             out: NDArray[np.float32],
         ) -> None:
+            deliver_signals()  # here a step can be given up
             self.cache.write(layer, plan.slots, keys, values)
             self.runtime.attend(layer, q, out)
 
