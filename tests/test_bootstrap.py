@@ -37,6 +37,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         thread = threading.Thread(target=server.serve_forever, args=(poll_s,))
         thread.start()
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield folder
         server.shutdown()
         thread.join()
