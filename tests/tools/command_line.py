@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,27 +47,16 @@ def run_apart(
     *arguments: str,
     prefix: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-    limits: Mapping[int, int] | None = None,
-    prepare: Callable[[], None] | None = None,
     stdin: bytes = b"",
 ) -> Outcome:
     """Run the command in a process of its own; a hang fails the test.
 
     Args:
         arguments: of the command.
-        prefix: what starts it, such as a shell that redirects.
+        prefix: what starts it, such as a shell that redirects or `prlimit`.
         environment: variables to add.
-        limits: `RLIMIT_*` and the bytes, for soft and hard limit alike.
-        prepare: called in the child before it becomes the command.
         stdin: what it reads.
     """
-
-    def restrict() -> None:
-        for limit, size in (limits or {}).items():
-            resource.setrlimit(limit, (size, size))
-        if prepare is not None:
-            prepare()
-
     process = subprocess.run(
         [*prefix, *COMMAND, *arguments],
         cwd=ROOT,
@@ -76,7 +64,6 @@ def run_apart(
         input=stdin,
         capture_output=True,
         timeout=PATIENCE,
-        preexec_fn=restrict,
         check=False,
     )
     return Outcome(process.returncode, process.stdout.decode(), process.stderr.decode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import struct
 import time
 from pathlib import Path
@@ -220,8 +219,11 @@ def test_weights_that_are_not_numbers(
 
 # Claims that would exhaust memory, each where only a little is to be had.
 
-MEMORY = {resource.RLIMIT_AS: 3 << 30}
-"""Address space for the command: its libraries map 0.5 GiB, the sparse file below 1 GiB more."""
+LITTLE = ("prlimit", f"--as={1 << 30}")
+"""Address space in which `tokenize` and `plan` work on a sound model; running one takes 0.5 GiB more."""
+
+MORE = ("prlimit", f"--as={3 << 30}")
+"""The same for `run`, or for a file of 1 GiB, which is mapped as a whole."""
 
 
 @pytest.mark.parametrize("case", ["2^60 tensors", "2^61 tokens", "2^69 weights"])
@@ -230,21 +232,19 @@ def test_claimed_counts_take_no_memory(tmp_path: Path, sound: bytes, case: str, 
     damage, words = HEADER[case]
     model = damaged(tmp_path, sound, damage)
     options = {"tokenize": ["--text", TEXT], "plan": []}[command]
-    assert_refused(run_apart(command, str(model), *options, limits={resource.RLIMIT_AS: 1 << 30}), words)
+    assert_refused(run_apart(command, str(model), *options, prefix=LITTLE), words)
 
 
 def test_an_array_that_fills_a_gigabyte_takes_no_memory(tmp_path: Path, sound: bytes) -> None:
     """The claim is true here: the file is as long as its header says, of zeros that no disk stores."""
     model = damaged(tmp_path, sound, behind("tokenizer.ggml.token_type", 4 + 4, u64(1 << 28)))
     os.truncate(model, (1 << 30) + (1 << 20))
-    assert_refused(run_apart("plan", str(model), limits=MEMORY), "'tokenizer.ggml.token_type'", "headers end by 33554")
+    assert_refused(run_apart("plan", str(model), prefix=MORE), "'tokenizer.ggml.token_type'", "headers end by 33554")
 
 
 def test_a_context_without_end_takes_no_memory(tmp_path: Path, sound: bytes) -> None:
     """A request's room is what the pool holds, whatever the model and the options claim."""
     model = damaged(tmp_path, sound, value("llama.context_length", u32(ALL)))
     options = [*GENERATE[:2], "--max-tokens", str(10**18), "--ignore-eos", "--pool", "12KiB", "--json"]
-    outcome = run_apart(
-        "run", str(model), *options, limits=MEMORY, environment={"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    )
+    outcome = run_apart("run", str(model), *options, prefix=MORE)
     assert_refused(outcome, "has grown to 49 tokens and the pool of 3 blocks of 16 has no room")
