@@ -24,6 +24,7 @@ from .decoder import Decoder, DenseModel
 from .fp16 import Rounding
 from .gguf import GGUFFile
 from .interrupts import deliver_signals, held_signals
+from .prompt import as_ids
 from .runtimes import open_runtime
 from .sampler import SamplingParams
 from .score import Score, log_softmax_at
@@ -77,7 +78,9 @@ class Engine:
         self._decoder = decoder
         self._template = template
         self._streams: dict[int, Stream] = {}
-        self._undelivered: list[RequestOutput] = []  # brought by a step that `generate` took for another request
+        self._outbox: dict[int, list[RequestOutput]] = {}  # by request: brought by a step and not yet handed out
+        self._closed = self._in_step = False
+        self._aborted_in_step: list[int] = []
         # Attention results feed the next layer's K and V, so the runtime is part of what names KV bytes.
         named = f"{decoder.fingerprint}|{decoder.numerics}|attention={runtime.name}|kv=fp16"
         self._numerics = hashlib.sha256(named.encode()).hexdigest()
@@ -165,13 +168,14 @@ class Engine:
 
         Raises:
             RequestRefused: it can never fit.
-            UsageError: the text is no valid Unicode, or an id is outside the vocabulary.
+            UsageError: the text is no valid Unicode, an id is outside the vocabulary, or the engine is closed.
         """
+        self._check_open()
         params = params or SamplingParams()
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._ids(prompt)
         namespace = self._namespace(salt, prompt_version)
         room = max(1, self.scheduler.config.context_length - tokens.size)
-        request = self.scheduler.submit(self._check_ids(tokens), namespace, min(params.max_tokens, room))
+        request = self.scheduler.submit(tokens, namespace, min(params.max_tokens, room))
         self._streams[request.id] = Stream(request, params, self.tokenizer)
         return request.id
 
@@ -197,46 +201,57 @@ class Engine:
 
         Args:
             request_id: the parent, not waiting.
-            params: how the fork samples; None: as the parent, whose seed it shares.
+            params: how the fork samples, and how many tokens its answer may have, those it shares included; None: as
+                the parent, whose seed it shares.
 
         Returns:
             The fork's id.
 
         Raises:
-            UsageError: no such request runs.
+            UsageError: no such request runs, or its answer has as many tokens already as `params` allows.
         """
         parent = self._streams.get(request_id)
         if parent is None:
             raise UsageError(f"no request {request_id} is running", request_id=request_id)
-        child = self.scheduler.fork(parent.request)
-        stream = Stream(child, params or parent.params, self.tokenizer, None if params else parent.sampler)
-        for token in child.output:  # its text goes on where the parent's stands
-            stream.push(int(token))
-        self._streams[child.id] = stream
+        child = self.scheduler.fork(parent.request, None if params is None else params.max_tokens)
+        self._streams[child.id] = parent.fork(child, self.tokenizer, params)
         return child.id
 
     @held_signals()
     def abort(self, request_id: int) -> None:
-        """End a request; its blocks go back at once. Unknown and finished ids are ignored."""
+        """End a request; its blocks go back at once, and what was not handed out of it is dropped.
+
+        Unknown and finished ids are ignored. Within a step, where a signal handler or a forgotten generator may call
+        this, it takes effect when the step is over.
+        """
+        if self._in_step:
+            self._aborted_in_step.append(request_id)
+            return
+        self._outbox.pop(request_id, None)
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self.scheduler.end(stream.request, FinishReason.ABORTED)
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
-        return self.scheduler.idle
+        """Whether there is nothing to compute and nothing to hand out."""
+        return self.scheduler.idle and not self._outbox
 
     def step(self) -> list[RequestOutput]:
         """Compute one step.
 
-        Whatever goes wrong in it, Ctrl-C included, the step is rolled back and the requests are as before it.
+        Whatever goes wrong in it, Ctrl-C included, the step is rolled back and the requests are as before it; or it
+        was complete, and the next call brings its outputs.
 
         Returns:
             One entry per request that got a token or ended.
+
+        Raises:
+            UsageError: the engine is closed.
         """
-        outputs, self._undelivered = self._undelivered, []
-        return outputs + self._advance()
+        self._advance()
+        outbox, self._outbox = self._outbox, {}
+        return [output for outputs in outbox.values() for output in outputs]
 
     def generate(self, prompt: str | ArrayLike, params: SamplingParams | None = None) -> Generator[str, None, None]:
         """Stream one request's text. Other requests go on beside it; closing the iterator aborts this one.
@@ -244,22 +259,26 @@ class Engine:
         Raises:
             RequestRefused: it can never fit.
             RequestFailed: it was accepted and could not be finished.
+            UsageError: its outputs went elsewhere: `step` took them, or it was aborted.
         """
         request_id = 0  # no request has it
         try:
             with held_signals():  # an interruption must not come between a request and its id
                 request_id = self.add_request(prompt, params)
             while True:
-                mine = [output for output in self._undelivered if output.request_id == request_id]
-                self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
-                for output in mine:
+                if request_id not in self._outbox:
+                    if request_id not in self._streams:
+                        raise UsageError(
+                            f"request {request_id} was aborted, or step() took its outputs", request_id=request_id
+                        )
+                    self._advance()
+                for output in self._outbox.pop(request_id, ()):
                     if output.error is not None:
                         raise output.error
                     if output.text:
                         yield output.text
                     if output.finish_reason is not None:
                         return
-                self._undelivered += self._advance()
         finally:
             self.abort(request_id)
 
@@ -277,7 +296,8 @@ class Engine:
             RequestFailed: the model's numbers are broken.
             UsageError: an id is outside the vocabulary.
         """
-        ids = self._check_ids(np.asarray(tokens)).astype(np.int32)
+        self._check_open()
+        ids = self._ids(tokens).astype(np.int32)
         config = self.scheduler.config
         if ids.ndim != 1 or not 2 <= len(ids) <= config.context_length:
             raise RequestRefused(
@@ -306,7 +326,14 @@ class Engine:
         return Score(logprobs, top1)
 
     def close(self) -> None:
-        """Give back threads, buffers and the pool; the weights go with the engine. Safe to call twice."""
+        """Give back threads, buffers and the pool; the weights go with the engine. Safe to call twice.
+
+        Raises:
+            UsageError: it was called from within a step, which still uses them.
+        """
+        if self._in_step:
+            raise UsageError("close came from within a step: call it when step has returned")
+        self._closed = True
         for request_id in list(self._streams):
             self.abort(request_id)
         self.runtime.close()
@@ -319,7 +346,19 @@ class Engine:
         self.close()
 
     @held_signals()
-    def _advance(self) -> list[RequestOutput]:
+    def _advance(self) -> None:
+        """Compute one step; its outputs wait in the outbox, where no interruption can lose them."""
+        self._check_open()
+        self._in_step = True
+        try:
+            for output in self._compute_step():
+                self._outbox.setdefault(output.request_id, []).append(output)
+        finally:
+            self._in_step = False
+            while self._aborted_in_step:
+                self.abort(self._aborted_in_step.pop())
+
+    def _compute_step(self) -> list[RequestOutput]:
         plan = self.scheduler.schedule()
         outputs = []
         if plan.rows:
@@ -343,7 +382,6 @@ class Engine:
 
     def _compute(self, plan: StepPlan) -> NDArray[np.float32]:
         """Run the model over a plan's rows; float32 `[len(logit_rows), vocabulary]`."""
-        self.runtime.begin_step(AttentionBatch(plan.query_starts, plan.context_lens, plan.tables))
 
         def attend(
             layer: int,
@@ -357,6 +395,7 @@ class Engine:
             self.runtime.attend(layer, q, out)
 
         try:
+            self.runtime.begin_step(AttentionBatch(plan.query_starts, plan.context_lens, plan.tables))
             return self._decoder.forward(plan.tokens, plan.positions, plan.logit_rows, attend)
         finally:
             self.runtime.end_step()
@@ -383,11 +422,9 @@ class Engine:
     def _namespace(self, salt: str, prompt_version: str) -> Namespace:
         return Namespace(self._numerics, salt=salt, prompt_version=prompt_version)
 
-    def _check_ids(self, tokens: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Refuse ids outside the vocabulary; anything else about a prompt is the scheduler's to refuse."""
-        if tokens.size and tokens.dtype.kind in "iu":
-            lowest, highest = int(tokens.min()), int(tokens.max())
-            if lowest < 0 or highest >= self.tokenizer.vocab_size:
-                wrong = lowest if lowest < 0 else highest
-                raise UsageError(f"token id {wrong} is outside 0..{self.tokenizer.vocab_size - 1}", token=wrong)
-        return tokens
+    def _ids(self, tokens: ArrayLike) -> NDArray[Any]:
+        return as_ids(tokens, self.tokenizer.vocab_size)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this engine is closed: load a new one")

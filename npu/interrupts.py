@@ -15,8 +15,11 @@ from types import FrameType
 
 __all__ = ["deliver_signals", "held_signals"]
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals whose handlers commonly raise, to end the program."""
+ENDING = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGUSR2),
+)
+"""Signals whose handlers commonly raise, to end the program or to end what takes too long."""
 
 _held = False
 _arrived: list[Callable[[], object]] = []  # handlers to run, with their arguments; only the main thread touches it
@@ -24,7 +27,7 @@ _arrived: list[Callable[[], object]] = []  # handlers to run, with their argumen
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Within the block, handlers of SIGINT, SIGTERM and SIGHUP wait for `deliver_signals` or for the end of the block.
+    """Within the block, handlers of `ENDING` wait for `deliver_signals` or for the end of the block.
 
     It does nothing inside another such block, nor outside the main thread, where no handler ever runs.
     """

@@ -57,15 +57,31 @@ class Stream:
         self.sampler = sampler or Sampler(params)
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopChecker(params.stop)
+        self._decided = 0  # characters that came out, or would have
+        self._given = 0  # of those, characters that a fork's parent has given out already
+        self._early = ""  # what a fork decides of its parent's tokens and its parent does not
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string has ended it."""
         return self._stops.stopped is not None
 
+    def fork(self, request: Request, tokenizer: Tokenizer, params: SamplingParams | None) -> Stream:
+        """The stream of a fork: its text goes on exactly where this one's stands, whatever its own stop strings.
+
+        Args:
+            request: the fork.
+            tokenizer: gives each token's bytes.
+            params: how it samples; None: as this one, whose sampler it shares.
+        """
+        child = Stream(request, params or self.params, tokenizer, None if params else self.sampler)
+        child._given = self._decided
+        child._early = "".join(child.push(int(token)) for token in request.output)
+        return child
+
     def push(self, token: int) -> str:
         """Take the next token; returns the text that is decided by it."""
-        return self._stops.push(self._detokenizer.push(token))
+        return self._take(self._stops.push(self._detokenizer.push(token)))
 
     def last(self, tokens: tuple[int, ...] = (), text: str = "") -> RequestOutput:
         """The request has ended: nothing is held back any more, unless behind a stop string.
@@ -74,7 +90,13 @@ class Stream:
             tokens: tokens of the last step.
             text: the text they brought.
         """
-        text += self._stops.push(self._detokenizer.flush())
-        text += self._stops.flush()
+        text += self._take(self._stops.push(self._detokenizer.flush()) + self._stops.flush())
         reason = FinishReason.STOP if self.stopped else self.request.finish_reason
         return RequestOutput(self.request.id, tokens, text, reason, self.request.error)
+
+    def _take(self, decided: str) -> str:
+        """Of newly decided text, what was not given out before."""
+        start = max(0, self._given - self._decided)
+        self._decided += len(decided)
+        early, self._early = self._early, ""
+        return early + decided[start:]
