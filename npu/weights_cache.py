@@ -65,7 +65,7 @@ def model_digest(gguf: GGUFFile, cache_dir: Path) -> str:
     real = os.path.realpath(gguf.path)
     note = cache_dir / "digests" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
     known = {"path": real, "identity": list(gguf.identity)}
-    with contextlib.suppress(OSError, ValueError):  # not noted yet, or not readable: it is computed again
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # not noted, or not readable: computed again
         noted = json.loads(note.read_bytes())
         if isinstance(noted, dict) and isinstance(noted.get("sha256"), str) and noted == {**noted, **known}:
             return str(noted["sha256"])
@@ -112,7 +112,7 @@ def _build_elsewhere(stack: contextlib.ExitStack, gguf: GGUFFile, plan: WeightsP
     except OSError as error:
         raise UsageError(
             f"{plan.nbytes} bytes of repacked weights can be kept neither in the cache ({refusal}) nor in"
-            f" {tempfile.gettempdir()} ({error}); set XDG_CACHE_HOME to a folder with room",
+            f" a temporary folder ({error}); set XDG_CACHE_HOME to a folder with room",
             needed=plan.nbytes,
         ) from error
     return folder
