@@ -47,6 +47,7 @@ class PagedKVCache:
         self.pool = BlockPool(self.blocks, geometry.block_tokens)
         self.buffer: NDArray[np.uint8] = region.buffer
         self._region = region
+        self._closed = False
         self._base = ffi.from_buffer("uint8_t[]", region.buffer, require_writable=True)
 
     @classmethod
@@ -87,6 +88,7 @@ class PagedKVCache:
         Raises:
             UsageError: a shape, a dtype, the layer or a slot does not fit; nothing was written.
         """
+        self._check_open()
         geometry = self.geometry
         rows = len(slots)
         expected = (rows, geometry.kv_heads, geometry.head_dim)
@@ -128,6 +130,7 @@ class PagedKVCache:
         Raises:
             UsageError: a block or the count is out of range.
         """
+        self._check_open()
         geometry = self.geometry
         in_range = 0 <= source < self.blocks and 0 <= destination < self.blocks
         if not in_range or not 0 <= tokens <= geometry.block_tokens:
@@ -167,11 +170,16 @@ class PagedKVCache:
         return flat[0, :tokens].copy(), flat[1, :tokens].copy()
 
     def close(self) -> None:
-        """Give the region back.
+        """Give the region back; whatever would touch it afterwards raises UsageError. Safe to call twice.
 
         Raises:
             RegionError: somebody still holds a view of `buffer`.
         """
+        self._closed = True  # the pointer survives its release, and would lead to unmapped memory
         ffi.release(self._base)
         self.buffer = np.empty(0, dtype=np.uint8)
         self._region.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the cache is closed: its memory has been given back")

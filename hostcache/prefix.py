@@ -30,12 +30,20 @@ class Namespace:
         adapter: content id of a LoRA adapter, never its name.
         salt: secret of a tenant; tenants with different salts never share.
         prompt_version: version of the application's prompts, so that old ones can be invalidated.
+
+    Raises:
+        UsageError: a field is not valid Unicode text.
     """
 
     numerics: str
     adapter: str = ""
     salt: str = ""
     prompt_version: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise UsageError(f"{name} is {value!r}; it must be text without surrogates", name=name, value=value)
 
     def key(self) -> bytes:
         """The fields, each typed by its name and prefixed with its length, so that no two namespaces collide."""
@@ -240,6 +248,12 @@ class PrefixCache:
                     forgotten += 1
         return forgotten
 
+    def forget(self, block: int) -> None:
+        """Forget what a kept block holds, so that the one table that uses it may write into it."""
+        node = self._by_block[block]
+        self._drop_bytes(node)
+        self._prune(node)
+
     def check(self) -> None:
         """Prove that tree, block index and pool agree. O(nodes): for tests and idle moments.
 
@@ -289,8 +303,7 @@ class PrefixCache:
                 break
             node = below
         block = node.block
-        self._drop_bytes(node)
-        self._prune(node)
+        self.forget(block)
         return block
 
     def _drop_bytes(self, node: PrefixNode) -> None:

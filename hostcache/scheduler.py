@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from .cache import PagedKVCache
 from .errors import RequestFailed, RequestRefused, RockpageError, UsageError
@@ -113,27 +113,36 @@ class Scheduler:
                 blocks=blocks,
                 total=self._pool.total,
             )
-        limit = len(tokens) + (room if max_tokens is None else max_tokens)
-        # The token behind those that fill the whole pool fails the request. The context alone is no bound: a damaged
-        # model may claim any.
-        buffer = np.empty(min(limit, self._pool.total * self._pool.block_tokens + 2), dtype=np.int32)
-        buffer[: len(tokens)] = tokens
+        buffer = self._buffer(tokens, len(tokens) + (room if max_tokens is None else max_tokens))
         request = Request(self._take_id(), buffer, len(tokens), len(tokens), namespace, self._cache.table())
         self.waiting.append(request)
         return request
 
-    def fork(self, parent: Request) -> Request:
+    def fork(self, parent: Request, max_tokens: int | None = None) -> Request:
         """Start a sequence that shares everything a running one has computed so far.
 
+        Args:
+            parent: whose tokens and blocks it starts from.
+            max_tokens: most tokens behind the prompt, those it shares included; None: as many as the parent's.
+
         Raises:
-            UsageError: the parent is not running, or is part of a step in flight.
+            UsageError: the parent is not running, or is part of a step in flight; or `max_tokens` is used up already,
+                or exceeds the context.
         """
         if parent.state is not RequestState.RUNNING or parent.in_flight or parent.node is None:
             raise UsageError(f"request {parent.id} is {parent.state.value} and cannot be forked now", id=parent.id)
+        limit = len(parent.buffer) if max_tokens is None else parent.prompt_length + max_tokens
+        if not parent.length < limit <= self.config.context_length:
+            raise UsageError(
+                f"a fork of {parent.length} tokens cannot end at {limit}: that must be more, and within the context of "
+                f"{self.config.context_length}",
+                tokens=parent.length,
+                limit=limit,
+            )
         self._prefix.hold_node(parent.node)
         child = Request(
             self._take_id(),
-            parent.buffer.copy(),
+            self._buffer(parent.tokens, limit),
             parent.length,
             parent.prompt_length,
             parent.namespace,
@@ -215,6 +224,16 @@ class Scheduler:
         else:
             self._finish(request, reason)
 
+    def _buffer(self, tokens: NDArray[np.int32], limit: int) -> NDArray[np.int32]:
+        """Room for `limit` tokens, the first of them filled in.
+
+        The token behind those that fill the whole pool fails the request, so there is never room for more. The
+        context alone is no bound: a damaged model may claim any.
+        """
+        buffer = np.empty(min(limit, self._pool.total * self._pool.block_tokens + 2), dtype=np.int32)
+        buffer[: len(tokens)] = tokens
+        return buffer
+
     def _take_id(self) -> int:
         self._next_id += 1
         return self._next_id
@@ -260,10 +279,19 @@ class Scheduler:
         """Grow the request's table, at the expense of newer requests if need be."""
         while request.table.blocks_needed(count) > self._pool.available:
             victim = self._victim(request)
-            if victim is None:
+            if victim is not None:
+                self._preempt(victim)
+            elif not self._free_tail(request):
                 return False
-            self._preempt(victim)
         request.table.append(count)
+        return True
+
+    def _free_tail(self, request: Request) -> bool:
+        """Let the prefix cache forget the tail that only this request uses: then it needs no private copy."""
+        tail = request.table.shared_tail
+        if tail is None or self._pool.refs[tail] > 1:
+            return False
+        self._prefix.forget(tail)
         return True
 
     def _stand_back(self, request: Request) -> None:

@@ -44,6 +44,13 @@ class BlockTable:
         """The block ids as int32 `[len(blocks)]`: a view that the next change overwrites; copy it to keep it."""
         return self._ids[: len(self.blocks)]
 
+    @property
+    def shared_tail(self) -> int | None:
+        """The block that the next token would land in but that this table may not write into; None if it may."""
+        if self.length % self._pool.block_tokens == 0 or self._pool.writable(self.blocks[-1]):
+            return None
+        return self.blocks[-1]
+
     def adopt(self, blocks: Sequence[int], tokens: int) -> None:
         """Start an empty table with blocks whose references the caller hands over.
 
@@ -64,7 +71,7 @@ class BlockTable:
         """Blocks that `append(count)` would take from the pool, the private copy of a shared tail included."""
         size = self._pool.block_tokens
         grown = -(-(self.length + count) // size) - len(self.blocks)
-        return grown + (count > 0 and self._tail_is_shared())
+        return grown + (count > 0 and self.shared_tail is not None)
 
     def append(self, count: int) -> None:
         """Give the next `count` tokens slots.
@@ -78,7 +85,7 @@ class BlockTable:
         needed = self.blocks_needed(count)
         if needed:
             fresh = self._pool.allocate(needed)
-            if self._tail_is_shared():
+            if self.shared_tail is not None:
                 self._replace_tail(fresh.pop(0))
             self._extend(fresh)
         self.length += count
@@ -125,10 +132,6 @@ class BlockTable:
         """Slot id of one position: the decode path's `slots`."""
         size = self._pool.block_tokens
         return self.blocks[position // size] * size + position % size
-
-    def _tail_is_shared(self) -> bool:
-        """Whether the next token lands in a block that this table may not write into."""
-        return self.length % self._pool.block_tokens != 0 and not self._pool.writable(self.blocks[-1])
 
     def _replace_tail(self, fresh: int) -> None:
         shared = self.blocks[-1]

@@ -6,7 +6,7 @@ import platform
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from .source import ModelSource
 from .weights import Activations, plan_weights
 from .weights_cache import FORM_VERSION, default_cache_dir, model_digest, weights_folder
 
-__all__ = ["Attend", "Decoder"]
+__all__ = ["Attend", "Decoder", "DenseModel"]
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -36,6 +36,18 @@ _MOST_THREADS = 64
 """Every session has threads of its own, and where one cannot be started ONNX Runtime waits for ever (1.32)."""
 
 _BINDINGS_KEPT = 32  # row counts whose bindings are kept; one costs about 1 ms to make and 0.1 MB to keep
+
+
+class DenseModel(Protocol):
+    """What an engine needs of a decoder: everything but attention."""
+
+    fingerprint: str
+    numerics: str
+
+    def forward(
+        self, tokens: NDArray[np.int32], positions: NDArray[np.int32], logit_rows: NDArray[np.int64], attend: Attend
+    ) -> Floats:
+        """Run all layers; see `Decoder.forward`."""
 
 
 class Decoder:

@@ -2,56 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hostcache.cache import PagedKVCache
-from hostcache.errors import RequestFailed, RequestRefused, UsageError
+from hostcache.errors import RequestFailed, UsageError
 from hostcache.prefix import Namespace, PrefixCache
 from hostcache.request import FinishReason, Request
 from hostcache.scheduler import Scheduler, SchedulerConfig
-from hostcache.step import Chunk, StepPlan
+from hostcache.step import StepPlan
 
 from .attention import AttentionBatch, AttentionRuntime
 from .chat import ChatTemplate, encode_chat, turn_ends
-from .decoder import Attend, Decoder
+from .decoder import Decoder, DenseModel
 from .fp16 import Rounding
+from .interrupts import deliver_signals, held_signals
 from .runtimes import open_runtime
 from .sampler import SamplingParams
-from .score import Score, log_softmax_at
+from .score import Score, score_ids
 from .source import open_model
 from .stream import RequestOutput, Stream
 from .structured import Constraint, StructureCompiler
 from .text import template_of, tokenizer_of
-from .token_ids import check_ids
+from .token_ids import as_ids
 from .tokenizer import Tokenizer
 
-__all__ = ["DEFAULT_POOL_BYTES", "DenseModel", "Engine"]
+__all__ = ["DEFAULT_POOL_BYTES", "Engine"]
 
 DEFAULT_POOL_BYTES = 192 << 20
 """512 blocks of the reference geometry (24 layers, 2 KV heads of 128)."""
-
-
-class DenseModel(Protocol):
-    """What the engine needs of a decoder: everything but attention."""
-
-    fingerprint: str
-    numerics: str
-
-    def forward(
-        self,
-        tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        logit_rows: NDArray[np.int64],
-        attend: Attend,
-    ) -> NDArray[np.float32]:
-        """Run all layers; see `npu.decoder.Decoder.forward`."""
 
 
 class Engine:
@@ -94,7 +78,9 @@ class Engine:
         self._template = template
         self._structures = StructureCompiler(tokenizer)
         self._streams: dict[int, Stream] = {}
-        self._undelivered: list[RequestOutput] = []  # brought by a step that `generate` took for another request
+        self._outbox: dict[int, list[RequestOutput]] = {}  # by request: brought by a step and not yet handed out
+        self._closed = self._in_step = False
+        self._aborted_in_step: list[int] = []
         # Attention results feed the next layer's K and V, so the runtime is part of what names KV bytes.
         named = f"{decoder.fingerprint}|{decoder.numerics}|attention={runtime.name}|kv=fp16"
         self._numerics = hashlib.sha256(named.encode()).hexdigest()
@@ -159,6 +145,7 @@ class Engine:
             raise
         return cls(decoder, tokenizer, cache, attention, config, template=template)
 
+    @held_signals()
     def add_request(
         self,
         prompt: str | ArrayLike,
@@ -180,13 +167,14 @@ class Engine:
 
         Raises:
             RequestRefused: it can never fit.
-            UsageError: no valid Unicode, an id outside the vocabulary, or a structure that cannot be used.
+            UsageError: no valid Unicode, an id outside the vocabulary, a structure that cannot be used, or the engine
+                is closed.
             MissingExtra: the structure needs a library that is not installed.
         """
+        self._check_open()
         params = params or SamplingParams()
         constraint = self._prepare(params)
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt)
-        tokens = check_ids(ids, self.tokenizer.vocab_size)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._ids(prompt)
         room = max(1, self.scheduler.config.context_length - tokens.size)
         request = self.scheduler.submit(tokens, self._namespace(salt, prompt_version), min(params.max_tokens, room))
         self._streams[request.id] = Stream(request, params, self.tokenizer, constraint=constraint)
@@ -210,53 +198,66 @@ class Engine:
         self.tokenizer.eos_ids |= turn_ends(self.tokenizer, self._template)
         return encode_chat(self.tokenizer, self._template, messages, **options)
 
+    @held_signals()
     def fork(self, request_id: int, params: SamplingParams | None = None) -> int:
         """Continue a running request a second time, sharing everything computed so far.
 
         Args:
             request_id: the parent, not waiting.
-            params: how the fork samples; None: as the parent, whose seed it shares.
+            params: how the fork samples, and how many tokens its answer may have, those it shares included; None: as
+                the parent, whose seed it shares.
 
         Returns:
             The fork's id.
 
         Raises:
-            UsageError: no such request runs, or `params` cannot be used, as in `add_request`.
+            UsageError: no such request runs, its answer has as many tokens already as `params` allows, or `params`
+                cannot be used, as in `add_request`.
             MissingExtra: the structure needs a library that is not installed.
         """
         parent = self._streams.get(request_id)
         if parent is None:
             raise UsageError(f"no request {request_id} is running", request_id=request_id)
         constraint = self._prepare(params or parent.params)
-        child = self.scheduler.fork(parent.request)
-        sampler = None if params else parent.sampler
-        stream = Stream(child, params or parent.params, self.tokenizer, sampler, constraint)
-        for token in child.output:  # its text goes on where the parent's stands
-            stream.push(int(token))
-        self._streams[child.id] = stream
+        child = self.scheduler.fork(parent.request, None if params is None else params.max_tokens)
+        self._streams[child.id] = parent.fork(child, self.tokenizer, params, constraint)
         return child.id
 
+    @held_signals()
     def abort(self, request_id: int) -> None:
-        """End a request; its blocks go back at once. Unknown and finished ids are ignored."""
+        """End a request; its blocks go back at once, and what was not handed out of it is dropped.
+
+        Unknown and finished ids are ignored. Within a step, where a signal handler or a forgotten generator may call
+        this, it takes effect when the step is over.
+        """
+        if self._in_step:
+            self._aborted_in_step.append(request_id)
+            return
+        self._outbox.pop(request_id, None)
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self.scheduler.end(stream.request, FinishReason.ABORTED)
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
-        return self.scheduler.idle
+        """Whether there is nothing to compute and nothing to hand out."""
+        return self.scheduler.idle and not self._outbox
 
     def step(self) -> list[RequestOutput]:
         """Compute one step.
 
-        Whatever goes wrong in it, Ctrl-C included, the step is rolled back and the requests are as before it.
+        Whatever goes wrong in it, Ctrl-C included, the step is rolled back and the requests are as before it; or it
+        was complete, and the next call brings its outputs.
 
         Returns:
             One entry per request that got a token or ended.
+
+        Raises:
+            UsageError: the engine is closed.
         """
-        outputs, self._undelivered = self._undelivered, []
-        return outputs + self._advance()
+        self._advance()
+        outbox, self._outbox = self._outbox, {}
+        return [output for outputs in outbox.values() for output in outputs]
 
     def generate(self, prompt: str | ArrayLike, params: SamplingParams | None = None) -> Generator[str, None, None]:
         """Stream one request's text. Other requests go on beside it; closing the iterator aborts this one.
@@ -264,23 +265,30 @@ class Engine:
         Raises:
             RequestRefused: it can never fit.
             RequestFailed: it was accepted and could not be finished.
+            UsageError: its outputs went elsewhere: `step` took them, or it was aborted.
         """
-        request_id = self.add_request(prompt, params)
+        request_id = 0  # no request has it
         try:
+            with held_signals():  # an interruption must not come between a request and its id
+                request_id = self.add_request(prompt, params)
             while True:
-                mine = [output for output in self._undelivered if output.request_id == request_id]
-                self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
-                for output in mine:
+                if request_id not in self._outbox:
+                    if request_id not in self._streams:
+                        raise UsageError(
+                            f"request {request_id} was aborted, or step() took its outputs", request_id=request_id
+                        )
+                    self._advance()
+                for output in self._outbox.pop(request_id, ()):
                     if output.error is not None:
                         raise output.error
                     if output.text:
                         yield output.text
                     if output.finish_reason is not None:
                         return
-                self._undelivered += self._advance()
         finally:
             self.abort(request_id)
 
+    @held_signals()
     def score(self, tokens: ArrayLike) -> Score:
         """Teacher-force a text: how likely is each of its tokens, given all before it.
 
@@ -294,36 +302,19 @@ class Engine:
             RequestFailed: the model's numbers are broken.
             UsageError: an id is outside the vocabulary.
         """
-        ids = check_ids(np.asarray(tokens), self.tokenizer.vocab_size).astype(np.int32)
-        config = self.scheduler.config
-        if ids.ndim != 1 or not 2 <= len(ids) <= config.context_length:
-            raise RequestRefused(
-                f"a text to score has 2 to {config.context_length} tokens, got {ids.size}: split it", shape=ids.shape
-            )
-        blocks = self.cache.geometry.blocks_for(len(ids))
-        if blocks > self.cache.pool.available:
-            raise RequestRefused(
-                f"{len(ids)} tokens need {blocks} blocks, {self.cache.pool.available} are available: "
-                "shorten the text or give the pool more memory",
-                blocks=blocks,
-            )
-        request = Request(0, ids, len(ids), len(ids), self._namespace("", ""), self.cache.table())
-        logprobs = np.empty(len(ids) - 1)
-        top1 = np.empty(len(ids) - 1, dtype=np.int32)
-        try:
-            for start in range(0, len(ids) - 1, config.prefill_chunk):  # the last token's own logits are not needed
-                stop = min(start + config.prefill_chunk, len(ids) - 1)
-                request.table.append(stop - start)
-                plan = StepPlan.build([Chunk(request, start, stop - start, samples=False)])
-                logits = self._compute(dataclasses.replace(plan, logit_rows=np.arange(plan.rows, dtype=np.int64)))
-                logprobs[start:stop] = log_softmax_at(logits, ids[start + 1 : stop + 1])
-                top1[start:stop] = logits.argmax(axis=1)
-        finally:
-            request.table.release()
-        return Score(logprobs, top1)
+        self._check_open()
+        ids = self._ids(tokens).astype(np.int32)
+        return score_ids(ids, self._namespace("", ""), self.cache, self.scheduler.config, self._compute)
 
     def close(self) -> None:
-        """Give back threads, buffers and the pool; the weights go with the engine. Safe to call twice."""
+        """Give back threads, buffers and the pool; the weights go with the engine. Safe to call twice.
+
+        Raises:
+            UsageError: it was called from within a step, which still uses them.
+        """
+        if self._in_step:
+            raise UsageError("close came from within a step: call it when step has returned")
+        self._closed = True
         for request_id in list(self._streams):
             self.abort(request_id)
         self.runtime.close()
@@ -335,7 +326,20 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _advance(self) -> list[RequestOutput]:
+    @held_signals()
+    def _advance(self) -> None:
+        """Compute one step; its outputs wait in the outbox, where no interruption can lose them."""
+        self._check_open()
+        self._in_step = True
+        try:
+            for output in self._compute_step():
+                self._outbox.setdefault(output.request_id, []).append(output)
+        finally:
+            self._in_step = False
+            while self._aborted_in_step:
+                self.abort(self._aborted_in_step.pop())
+
+    def _compute_step(self) -> list[RequestOutput]:
         plan = self.scheduler.schedule()
         outputs = []
         if plan.rows:
@@ -358,7 +362,6 @@ class Engine:
 
     def _compute(self, plan: StepPlan) -> NDArray[np.float32]:
         """Run the model over a plan's rows; float32 `[len(logit_rows), vocabulary]`."""
-        self.runtime.begin_step(AttentionBatch(plan.query_starts, plan.context_lens, plan.tables))
 
         def attend(
             layer: int,
@@ -367,17 +370,19 @@ class Engine:
             values: NDArray[np.float32],
             out: NDArray[np.float32],
         ) -> None:
+            deliver_signals()  # here a step can be given up
             self.cache.write(layer, plan.slots, keys, values)
             self.runtime.attend(layer, q, out)
 
         try:
+            self.runtime.begin_step(AttentionBatch(plan.query_starts, plan.context_lens, plan.tables))
             return self._decoder.forward(plan.tokens, plan.positions, plan.logit_rows, attend)
         finally:
             self.runtime.end_step()
 
     def _prepare(self, params: SamplingParams) -> Constraint | None:
         """Refuse what cannot be sampled with this model before anything is queued; the constraint of one request."""
-        check_ids(np.array(list(params.logit_bias), np.int64), self.tokenizer.vocab_size)
+        self._ids(list(params.logit_bias))
         return self._structures.constraint(params.structure) if params.structure else None
 
     def _sample(self, request: Request, logits: NDArray[np.float32]) -> tuple[int, bool]:
@@ -398,3 +403,10 @@ class Engine:
 
     def _namespace(self, salt: str, prompt_version: str) -> Namespace:
         return Namespace(self._numerics, salt=salt, prompt_version=prompt_version)
+
+    def _ids(self, tokens: ArrayLike) -> NDArray[Any]:
+        return as_ids(tokens, self.tokenizer.vocab_size)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this engine is closed: load a new one")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hostcache.errors import RequestFailed
+from hostcache.cache import PagedKVCache
+from hostcache.errors import RequestFailed, RequestRefused
+from hostcache.prefix import Namespace
+from hostcache.request import Request
+from hostcache.scheduler import SchedulerConfig
+from hostcache.step import Chunk, StepPlan
 
-__all__ = ["Score", "log_softmax_at"]
+__all__ = ["Score", "log_softmax_at", "score_ids"]
 
 
 @dataclass(frozen=True)
@@ -57,3 +64,50 @@ def log_softmax_at(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> N
     total: NDArray[np.float64] = peak + np.log(np.exp(rows - peak[:, None]).sum(axis=1))
     picked: NDArray[np.float64] = rows[np.arange(len(rows)), targets]
     return np.subtract(picked, total)
+
+
+def score_ids(
+    ids: NDArray[np.int32],
+    namespace: Namespace,
+    cache: PagedKVCache,
+    config: SchedulerConfig,
+    compute: Callable[[StepPlan], NDArray[np.float32]],
+) -> Score:
+    """Teacher-force a text through the paged cache, in chunks, and give its blocks back.
+
+    Args:
+        ids: int32, the text, all in the vocabulary.
+        namespace: of the sequence; nothing is published in it.
+        cache: the pool.
+        config: limits of a step.
+        compute: runs the model over a plan, float32 `[len(logit_rows), vocabulary]`.
+
+    Raises:
+        RequestRefused: fewer than two tokens, or more than the context or the pool holds.
+        RequestFailed: the model's numbers are broken.
+    """
+    if ids.ndim != 1 or not 2 <= len(ids) <= config.context_length:
+        raise RequestRefused(
+            f"a text to score has 2 to {config.context_length} tokens, got {ids.size}: split it", shape=ids.shape
+        )
+    blocks = cache.geometry.blocks_for(len(ids))
+    if blocks > cache.pool.available:
+        raise RequestRefused(
+            f"{len(ids)} tokens need {blocks} blocks, {cache.pool.available} are available: "
+            "shorten the text or give the pool more memory",
+            blocks=blocks,
+        )
+    request = Request(0, ids, len(ids), len(ids), namespace, cache.table())
+    logprobs = np.empty(len(ids) - 1)
+    top1 = np.empty(len(ids) - 1, dtype=np.int32)
+    try:
+        for start in range(0, len(ids) - 1, config.prefill_chunk):  # the last token's own logits are not needed
+            stop = min(start + config.prefill_chunk, len(ids) - 1)
+            request.table.append(stop - start)
+            plan = StepPlan.build([Chunk(request, start, stop - start, samples=False)])
+            logits = compute(dataclasses.replace(plan, logit_rows=np.arange(plan.rows, dtype=np.int64)))
+            logprobs[start:stop] = log_softmax_at(logits, ids[start + 1 : stop + 1])
+            top1[start:stop] = logits.argmax(axis=1)
+    finally:
+        request.table.release()
+    return Score(logprobs, top1)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hostcache.errors import MissingExtra
 
 from .graphs import SegmentGraphs
+from .interrupts import held_signals
 from .model import ModelConfig
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Segments:
         # they cannot (1.32, Privacy.md). Not from a machine's control panel, unless its owner has asked for it.
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         try:
-            import onnxruntime  # noqa: PLC0415 - comes with an extra
+            with held_signals():  # where a handler raises, its C++ makes another error of it, or aborts
+                import onnxruntime  # noqa: PLC0415 - comes with an extra
         except ModuleNotFoundError as error:
             raise MissingExtra("running a model needs onnxruntime: pip install 'rockpage[model]'") from error
         _share_arena()

@@ -73,7 +73,7 @@ def map_texts(
         return change(value)
     if isinstance(value, Mapping):
         return {
-            map_texts(key, change_name, change_name): map_texts(
+            change_name(key) if isinstance(key, str) else key: map_texts(
                 item, change_name if key in ("role", "type") else change, change_name, depth + 1
             )
             for key, item in value.items()

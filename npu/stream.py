@@ -73,6 +73,9 @@ class Stream:
         self._logprobs: tuple[TokenLogprobs, ...] = ()  # of the token sampled last
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopChecker(params.stop)
+        self._decided = 0  # characters that came out, or would have
+        self._given = 0  # of those, characters that a fork's parent has given out already
+        self._early = ""  # what a fork decides of its parent's tokens and its parent does not
 
     @property
     def stopped(self) -> bool:
@@ -99,9 +102,25 @@ class Stream:
         ends = token in self._end_ids or (constraint is not None and constraint.completed_by(request.output, token))
         return token, ends
 
+    def fork(
+        self, request: Request, tokenizer: Tokenizer, params: SamplingParams | None, constraint: Constraint | None
+    ) -> Stream:
+        """The stream of a fork: its text goes on exactly where this one's stands, whatever its own stop strings.
+
+        Args:
+            request: the fork.
+            tokenizer: gives each token's bytes.
+            params: how it samples; None: as this one, whose sampler it shares.
+            constraint: what its structure allows; None allows everything.
+        """
+        child = Stream(request, params or self.params, tokenizer, None if params else self.sampler, constraint)
+        child._given = self._decided
+        child._early = "".join(child.push(int(token)) for token in request.output)
+        return child
+
     def push(self, token: int) -> str:
         """Take the next token; returns the text that is decided by it."""
-        return self._stops.push(self._detokenizer.push(token))
+        return self._take(self._stops.push(self._detokenizer.push(token)))
 
     def output(self, token: int, text: str) -> RequestOutput:
         """The token that `sample` chose has been committed, and the request goes on."""
@@ -114,8 +133,14 @@ class Stream:
             tokens: tokens of the last step.
             text: the text they brought.
         """
-        text += self._stops.push(self._detokenizer.flush())
-        text += self._stops.flush()
+        text += self._take(self._stops.push(self._detokenizer.flush()) + self._stops.flush())
         reason = FinishReason.STOP if self.stopped else self.request.finish_reason
         logprobs = self._logprobs if tokens else ()
         return RequestOutput(self.request.id, tokens, text, reason, self.request.error, logprobs)
+
+    def _take(self, decided: str) -> str:
+        """Of newly decided text, what was not given out before."""
+        start = max(0, self._given - self._decided)
+        self._decided += len(decided)
+        early, self._early = self._early, ""
+        return early + decided[start:]

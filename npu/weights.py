@@ -158,6 +158,7 @@ def plan_weights(source: ModelSource, config: ModelConfig, activations: Activati
     return WeightsPlan(planner.groups, planner.end)
 
 
+@np.errstate(invalid="ignore", over="ignore")  # a damaged scale is inf or NaN here as it is in the file
 def pack_rows(form: Form, kind: GGMLType, raw: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     """Repack whole rows of a tensor.
 

@@ -114,7 +114,7 @@ def _build_elsewhere(stack: contextlib.ExitStack, source: ModelSource, plan: Wei
     except OSError as error:
         raise UsageError(
             f"{plan.nbytes} bytes of repacked weights can be kept neither in the cache ({refusal}) nor in"
-            f" {tempfile.gettempdir()} ({error}); set XDG_CACHE_HOME to a folder with room",
+            f" a temporary folder ({error}); set XDG_CACHE_HOME to a folder with room",
             needed=plan.nbytes,
         ) from error
     return folder

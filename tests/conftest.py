@@ -10,6 +10,7 @@ import pytest
 from tools.demo_model import demo_model_path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does; read when numpy is first imported
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as loading a model does; some tests import ONNX Runtime first
 
 
 @pytest.fixture(scope="session")

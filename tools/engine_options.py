@@ -116,7 +116,10 @@ def open_engine(args: argparse.Namespace) -> Engine:
         RockpageError: see `npu.engine.Engine.load`.
         OSError: the file cannot be read.
     """
-    from npu.engine import Engine
+    from npu.interrupts import held_signals
+
+    with held_signals():  # C code that is being initialised takes no exception from a signal's handler
+        from npu.engine import Engine
 
     return Engine.load(
         model_path(args),

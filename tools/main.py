@@ -7,6 +7,7 @@ Exit status: 0 done; 1 the answer is no (a model does not fit); 2 bad input or a
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -48,9 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         complain("stdout is closed: give it a file, a pipe, or /dev/null")
         return 2
-    with unwinding_signals(), preserved_terminal():
+    with unwinding_signals() as unwinding, preserved_terminal():
         try:
             args = _parser().parse_args(argv)
+            _import_numpy()
             status: int = args.run(args)
             sys.stdout.flush()  # a broken pipe must show here, where it is handled, not at exit
         except KeyboardInterrupt:
@@ -62,12 +64,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_GONE
         except Exception as error:
+            if unwinding.status is not None:  # something made another error of the signal's exception
+                return unwinding.status
             message = _explain(error)
             if message is None or os.environ.get("ROCKPAGE_DEBUG") == "1":
                 raise
             complain(message)
             return 2
-    return status
+    return status if unwinding.status is None else unwinding.status
+
+
+def _import_numpy() -> None:
+    """Every subcommand needs it; where a signal's handler raises, C code that is being initialised fails or aborts."""
+    from npu.interrupts import held_signals
+
+    with held_signals():
+        importlib.import_module("numpy")
 
 
 def _parser() -> Parser:

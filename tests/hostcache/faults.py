@@ -47,9 +47,9 @@ def _(original: Any) -> Any:
     return fork
 
 
-@of_method(BlockTable, "_tail_is_shared", "a shared tail is written in place")
+@of_method(BlockTable, "shared_tail", "a shared tail is written in place")
 def _(original: Any) -> Any:
-    return lambda self: False
+    return None
 
 
 @of_method(PagedKVCache, "copy_block", "copy-on-write copies a token too few")

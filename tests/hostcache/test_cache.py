@@ -132,6 +132,16 @@ def test_a_cache_in_use_is_not_closed() -> None:
     cache.close()
 
 
+def test_a_closed_cache_touches_no_memory() -> None:
+    cache = filled()
+    cache.close()
+    with pytest.raises(UsageError, match="the cache is closed"):
+        cache.write(0, np.array([0]), *rows(1))
+    with pytest.raises(UsageError, match="the cache is closed"):
+        cache.copy_block(0, 1, 16)
+    cache.close()
+
+
 def test_an_empty_write_is_fine() -> None:
     cache = filled()
     cache.write(0, np.empty(0, np.int64), *rows(0))

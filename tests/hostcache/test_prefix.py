@@ -122,6 +122,12 @@ def test_a_namespaces_key_keeps_its_fields_apart() -> None:
     assert Namespace("a", salt="x").key() != Namespace("a", prompt_version="x").key()
 
 
+@pytest.mark.parametrize("value", ["\ud800", None, 5, b"bytes"])
+def test_a_namespace_is_made_of_text(value: object) -> None:
+    with pytest.raises(UsageError, match=r"salt is .*; it must be text without surrogates"):
+        Namespace("model", salt=value)  # type: ignore[arg-type] # that is the point
+
+
 def test_publishing_an_equal_child_adopts_it() -> None:
     home = Pool4()
     first = home.compute("abcd")

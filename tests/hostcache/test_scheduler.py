@@ -331,6 +331,45 @@ def test_only_a_running_request_outside_a_step_is_forked() -> None:
     assert bench.scheduler.fork(request).tokens.tolist() == [0, 1, 2, 3, 1]
 
 
+def test_a_fork_may_be_longer_or_shorter_than_its_parent() -> None:
+    bench = Bench(blocks=40)
+    parent = bench.submit(4, max_tokens=6)
+    for _ in range(3):
+        bench.step()
+    longer, shorter = bench.scheduler.fork(parent, 9), bench.scheduler.fork(parent, 4)
+    for wrong in (0, 3, 197):
+        with pytest.raises(UsageError, match=f"a fork of 7 tokens cannot end at {4 + wrong}"):
+            bench.scheduler.fork(parent, wrong)
+    bench.run()
+    assert [len(request.output) for request in (parent, longer, shorter)] == [6, 9, 4]
+
+
+def test_a_tail_that_is_kept_for_others_does_not_keep_its_last_user_from_growing() -> None:
+    """The parent's end made the shared tail known to the prefix cache; with no block left, that is forgotten."""
+    bench = Bench(blocks=2)
+    parent = bench.submit(5, max_tokens=20)
+    bench.step()
+    child = bench.scheduler.fork(parent)
+    bench.scheduler.end(parent, FinishReason.ABORTED)
+    bench.run()
+    assert child.finish_reason is FinishReason.FAILED
+    assert child.length == 9  # eight tokens fill the two blocks, as they would have for a request alone
+
+
+def test_a_step_that_cannot_be_planned_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    first, second = bench.submit(6), bench.submit(6, start=100)
+    bench.step()
+    lengths = [first.table.length, second.table.length]
+    with monkeypatch.context() as patch:
+        patch.setattr(StepPlan, "build", lambda chunks: 1 // 0)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                bench.scheduler.schedule()
+    assert [first.table.length, second.table.length] == lengths
+    assert len(bench.step().chunks) == 2
+
+
 def test_fenced_blocks_make_a_request_wait_instead_of_fail() -> None:
     bench = Bench(blocks=2)
     first = bench.submit(8, max_tokens=1)

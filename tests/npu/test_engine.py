@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,6 +225,110 @@ def test_bad_options_give_everything_back(model: Path) -> None:
     ):
         with pytest.raises(UsageError, match=match):
             Engine.load(model, cache_dir=model.parent, **options)
+
+
+def test_a_closed_engine_refuses_work(model: Path) -> None:
+    engine = Engine.load(model, pool_bytes=1 << 20, cache_dir=model.parent)
+    generator = engine.generate("rain", GREEDY)
+    next(generator)
+    engine.close()
+    for work in (
+        lambda: engine.add_request("rain", GREEDY),
+        lambda: engine.score([5, 6]),
+        engine.step,
+        lambda: next(generator),
+    ):
+        with pytest.raises(UsageError, match=r"closed|was aborted"):
+            work()
+
+
+@pytest.mark.parametrize("end", ["abort", "step"])
+def test_a_generator_whose_outputs_went_elsewhere_says_so(engine: Engine, end: str) -> None:
+    generator = engine.generate("rain", GREEDY)
+    next(generator)
+    (request,) = engine._streams
+    if end == "abort":
+        engine.abort(request)
+    else:
+        while not engine.idle:
+            engine.step()
+    with pytest.raises(UsageError, match=f"request {request} was aborted, or step\\(\\) took its outputs"):
+        list(generator)
+
+
+def test_what_a_generators_steps_brought_for_others_is_handed_out(engine: Engine) -> None:
+    other = engine.add_request("then", SamplingParams(max_tokens=3, ignore_eos=True))
+    list(engine.generate("rain", SamplingParams(max_tokens=20, ignore_eos=True)))
+    assert not engine.idle  # there is nothing to compute, and something to take
+    outputs = drive(engine)[other]
+    assert sum(len(output.token_ids) for output in outputs) == 3
+    assert engine.idle
+
+
+def test_an_abort_within_a_step_waits_for_its_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler or a generator that is collected in the middle of a step does it."""
+    expected = text_of(drive_one(engine, "the inn"))
+    attend = engine.runtime.attend
+    doomed = engine.add_request("rain", GREEDY)
+    kept = engine.add_request("the inn", GREEDY)
+
+    def aborting(layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        engine.abort(doomed)
+        with pytest.raises(UsageError, match="close came from within a step"):
+            engine.close()
+        attend(layer, q, out)
+
+    monkeypatch.setattr(engine.runtime, "attend", aborting)
+    outputs = drive(engine)
+    assert doomed not in outputs
+    assert text_of(outputs[kept]) == expected
+
+
+def test_a_step_that_fails_loses_no_earlier_output(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = engine.add_request("then", GREEDY)
+    generator = engine.generate("rain", GREEDY)
+    next(generator)
+    waiting = sum(len(output.token_ids) for output in engine._outbox[other])
+    assert waiting >= 1
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runtime, "begin_step", lambda batch: 1 // 0)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                engine.step()
+    generator.close()
+    assert sum(len(output.token_ids) for output in drive(engine)[other]) == 8
+
+
+@pytest.mark.parametrize("prompt", [[5.9, 6.9], [True, False], ["a"], [[1], [2, 3]], None, {}], ids=repr)
+def test_what_is_no_list_of_ids_is_refused(engine: Engine, prompt: Any) -> None:
+    for take in (engine.add_request, engine.score):
+        with pytest.raises(RequestRefused, match="a prompt is text or a list of token ids"):
+            take(prompt)
+    assert engine.idle
+
+
+def test_a_bad_salt_is_refused_and_spares_the_others(engine: Engine) -> None:
+    for salt in ("\ud800", None, 5):
+        with pytest.raises(UsageError, match="salt is"):
+            engine.add_request("rain", GREEDY, salt=salt)  # type: ignore[arg-type] # that is the point
+    assert drive_one(engine, "rain")
+
+
+def test_a_forks_text_is_whole_whatever_stop_strings_hold_back(engine: Engine) -> None:
+    """The parent holds back what might be its stop string; the fork has another, or none."""
+    plain = SamplingParams(max_tokens=10, ignore_eos=True)
+    full = text_of(drive_one(engine, "in the rain", plain))
+    for cut in range(1, len(full) - 1):
+        holding = SamplingParams(max_tokens=10, ignore_eos=True, stop=(full[cut - 1 : cut + 1] + "\x00",))
+        parent = engine.add_request("in the rain", holding)
+        given = "".join(output.text for _ in range(5) for output in engine.step())
+        children = [engine.fork(parent, params) for params in (plain, holding)]
+        outputs = drive(engine)
+        assert [given + text_of(outputs[child]) for child in (parent, *children)] == [full] * 3
+        parent = engine.add_request("in the rain", plain)
+        given = "".join(output.text for _ in range(5) for output in engine.step())
+        child = engine.fork(parent, holding)
+        assert given + text_of(drive(engine)[child]) == full
 
 
 def test_closing_twice_is_closing_once(model: Path) -> None:

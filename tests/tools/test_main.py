@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
@@ -88,6 +89,24 @@ def test_ctrl_c_is_status_130(with_command: Register, capsys: pytest.CaptureFixt
     with_command(failing(KeyboardInterrupt()))
     assert main(["try"]) == 130
     assert capsys.readouterr() == ("", "\n")
+
+
+@pytest.mark.parametrize("becomes", [None, ImportError("initialization failed")], ids=["lost", "another error"])
+def test_a_signal_decides_the_status_even_if_its_exception_does_not_arrive(
+    with_command: Register, becomes: Exception | None
+) -> None:
+    """A C library in the middle of its initialisation, or a destructor, makes something else of it."""
+
+    def run(_: argparse.Namespace) -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except SystemExit:
+            if becomes is not None:
+                raise becomes from None
+        return 0
+
+    with_command(run)
+    assert main(["try"]) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
