@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 __all__ = ["MOST_HEAD_DIM", "Rope", "RopeScaling", "llama3_factors", "yarn_attention"]
 
 MOST_HEAD_DIM = 4096
-"""Elements of a head: models have up to 256. It bounds what a damaged file can ask for before its tensors are checked."""
+"""Elements of a head; models have up to 256. Bounds what a damaged file can ask for before its tensors are checked."""
 
 
 class RopeScaling(str, Enum):
