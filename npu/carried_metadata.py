@@ -9,8 +9,11 @@ from .gguf_tokenizer import tokenizer_metadata
 from .hf_tokenizer import FolderTokenizer, special_texts_of_folder
 from .huggingface import HuggingFaceFolder
 from .source import ModelSource
+from .text import template_of
 
 __all__ = ["carried_metadata"]
+
+_TEMPLATE_KEY = "tokenizer.chat_template"
 
 
 def carried_metadata(source: ModelSource) -> Mapping[str, MetaValue]:
@@ -22,8 +25,19 @@ def carried_metadata(source: ModelSource) -> Mapping[str, MetaValue]:
     """
     if not isinstance(source, HuggingFaceFolder):
         return source.metadata
+    template = template_of(source)
     return {
         **source.metadata,
         "general.name": source.path.resolve().name,
         **tokenizer_metadata(FolderTokenizer.read(source.path), special_texts_of_folder(source.path)),
+        **(_template_metadata(template.sources) if template is not None else {}),
     }
+
+
+def _template_metadata(sources: Mapping[str, str]) -> dict[str, MetaValue]:
+    """`tokenizer.chat_template` for the default one, and one key, and a place in a list, for each other by name."""
+    named = {name: text for name, text in sources.items() if name != "default"}
+    metadata: dict[str, MetaValue] = {_TEMPLATE_KEY: sources["default"]}
+    if named:
+        metadata[f"{_TEMPLATE_KEY}s"] = list(named)
+    return metadata | {f"{_TEMPLATE_KEY}.{name}": text for name, text in named.items()}

@@ -42,6 +42,12 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._for_tools = ChatTemplate(tool_use, special_tokens) if tool_use is not None else self
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """The Jinja2 texts by name, as they were given: `default`, and `tool_use` if there is one of its own."""
+        own = {"default": self._source}
+        return own if self._for_tools is self else {**own, "tool_use": self._for_tools._source}
+
     @classmethod
     def from_metadata(cls, metadata: Metadata) -> ChatTemplate:
         """Take the template from a GGUF file's metadata: `tokenizer.chat_template`, and `.tool_use` if it has that.

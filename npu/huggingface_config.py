@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .architectures import ARCHITECTURES, Architecture
 from .gguf_header import MetaValue
 from .keys import Keys
-from .rope import llama3_factors, yarn_attention
+from .rope import MOST_HEAD_DIM, llama3_factors, yarn_attention
 
 __all__ = ["ROPE_TYPES", "HuggingFaceConfig"]
 
@@ -63,7 +63,8 @@ class HuggingFaceConfig:
             keys.refuse(f"model type '{name}'", f"rockpage runs {', '.join(ARCHITECTURES)}")
         _refuse_variants(keys, config)
         hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
-        head_dim = keys.integer("head_dim", _QWEN3_HEAD_DIM if name == "qwen3" else hidden // heads)
+        usual_head_dim = _QWEN3_HEAD_DIM if name == "qwen3" else hidden // heads
+        head_dim = keys.integer("head_dim", usual_head_dim, most=MOST_HEAD_DIM)
         rope = _RopeKeys(path, config)
         own: dict[str, MetaValue] = {
             "block_count": keys.integer("num_hidden_layers"),

@@ -48,7 +48,7 @@ class Keys:
             self.contradict(key, value, "it must be true or false")
         return value
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = _LARGEST) -> int:
         """An integer that counts something: layers, elements, tokens.
 
         Raises:
@@ -58,8 +58,8 @@ class Keys:
         value = self._value(key, default)
         if isinstance(value, list):
             self.refuse(f"'{key}' that differs by layer", "use a model with equal layers")
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
-            self.contradict(key, value, f"it must be {'a positive' if least else 'an'} integer, {_LARGEST} at most")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.contradict(key, value, f"it must be {'a positive' if least else 'an'} integer, {most} at most")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -11,7 +11,7 @@ from hostcache.geometry import KVGeometry
 from .architectures import ARCHITECTURES, Architecture
 from .gguf_rope import read_rope
 from .keys import Keys
-from .rope import Rope
+from .rope import MOST_HEAD_DIM, Rope
 from .source import ModelSource
 
 __all__ = ["ModelConfig"]
@@ -66,7 +66,7 @@ class ModelConfig:
             keys.refuse(f"architecture '{name}'", f"rockpage runs {', '.join(ARCHITECTURES)}")
         hidden = keys.integer(f"{name}.embedding_length")
         heads = keys.integer(f"{name}.attention.head_count")
-        head_dim = keys.integer(f"{name}.attention.key_length", hidden // heads)
+        head_dim = keys.integer(f"{name}.attention.key_length", hidden // heads, most=MOST_HEAD_DIM)
         context_length = keys.integer(f"{name}.context_length")
         if head_dim % 2:
             keys.contradict(f"{name}.attention.key_length", head_dim, "rotary embedding turns pairs of elements")

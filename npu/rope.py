@@ -23,7 +23,10 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Rope", "RopeScaling", "llama3_factors", "yarn_attention"]
+__all__ = ["MOST_HEAD_DIM", "Rope", "RopeScaling", "llama3_factors", "yarn_attention"]
+
+MOST_HEAD_DIM = 4096
+"""Elements of a head; models have up to 256. Bounds what a damaged file can ask for before its tensors are checked."""
 
 
 class RopeScaling(str, Enum):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from hostcache.errors import UnsupportedModel
+
 from .chat import ChatTemplate
 from .gguf import GGUFFile
 from .huggingface import HuggingFaceFolder
 from .tokenizer import Tokenizer
 
-__all__ = ["TEMPLATE_KEY", "template_of", "tokenizer_of"]
-
-TEMPLATE_KEY = "tokenizer.chat_template"
+__all__ = ["template_of", "tokenizer_of"]
 
 
 def tokenizer_of(source: GGUFFile | HuggingFaceFolder) -> Tokenizer:
@@ -26,12 +26,14 @@ def tokenizer_of(source: GGUFFile | HuggingFaceFolder) -> Tokenizer:
 
 
 def template_of(source: GGUFFile | HuggingFaceFolder) -> ChatTemplate | None:
-    """The chat template of an open model, None if it has none.
+    """The chat template of an open model, None if it has none: it may still complete plain text.
 
     Raises:
         BadModelFile: it is damaged.
-        MissingExtra: the `jinja2` library is not installed.
     """
-    if TEMPLATE_KEY in source.metadata:
+    try:
+        if isinstance(source, HuggingFaceFolder):
+            return ChatTemplate.from_folder(source.path)
         return ChatTemplate.from_metadata(source.metadata)
-    return None
+    except UnsupportedModel:
+        return None

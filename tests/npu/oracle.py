@@ -1,4 +1,8 @@
-"""Random tiny models of every family, written by Hugging Face's transformers, which also judges their logits."""
+"""Random tiny models of every family, written by Hugging Face's transformers, which also judges their logits.
+
+torch and transformers are imported when a model is built: importing them takes seconds and 300 MB, which is not for
+tests of memory that happen to run in the same process.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,6 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
-import transformers
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
@@ -45,6 +47,9 @@ class RandomModel:
 
     def build(self) -> Any:
         """The model, with the same random weights every time."""
+        import torch  # noqa: PLC0415 - see the module
+        import transformers  # noqa: PLC0415 - see the module
+
         config = transformers.AutoConfig.for_model(
             self.family,
             vocab_size=self.vocab,
@@ -106,6 +111,8 @@ FAMILIES = {
 
 def judge(model: Any, ids: list[int]) -> NDArray[np.float32]:
     """Logits `[tokens, vocab]` in float32."""
+    import torch  # noqa: PLC0415 - see the module
+
     with torch.no_grad():
         logits: NDArray[np.float32] = model(torch.tensor([ids])).logits[0].numpy()
     return logits
@@ -122,6 +129,8 @@ def save_gguf(random: RandomModel, model: Any, path: Path, matrix_type: str) -> 
 
     Frequency factors are taken from transformers' own frequencies.
     """
+    import torch  # noqa: PLC0415 - see the module
+
     kind = gguf.GGMLQuantizationType[matrix_type]
     writer = gguf.GGUFWriter(path, random.family)
     writer.add_block_count(random.layers)

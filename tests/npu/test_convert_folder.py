@@ -18,7 +18,7 @@ from npu.decoder import Decoder
 from npu.gguf import GGUFFile
 from npu.requantise import Weights
 from npu.source import open_model
-from npu.text import tokenizer_of
+from npu.text import template_of, tokenizer_of
 from tests.npu.oracle import FAMILIES, VOCAB, judge, save_folder
 from tests.npu.reference import PlainSession
 
@@ -72,6 +72,24 @@ def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     text = "Alarm 315: 2.5 bar<|end|> ü"
     assert after.encode(text, special=True).tolist() == before.encode(text, special=True).tolist()
     assert (after.bos_id, after.eos_ids, after.add_bos) == (0, frozenset({1}), False)
+
+
+@pytest.mark.parametrize("own_for_tools", [False, True])
+def test_the_chat_templates_come_along(tmp_path: Path, own_for_tools: bool) -> None:
+    _, folder = save("qwen2-64-tied", tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}")
+    if own_for_tools:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | length }} tools")
+    convert(folder, "int8", tmp_path / "out.gguf")
+    with GGUFFile.open(tmp_path / "out.gguf") as out:
+        template = template_of(out)
+        assert out.metadata.get("tokenizer.chat_templates") == (["tool_use"] if own_for_tools else None)
+    assert template is not None
+    messages, tools = [{"role": "user", "content": "hot?"}], [{"name": "measure"}]
+    assert template.render(messages) == "<|user|>hot?<|end|>"
+    written = template.render(messages, tools=tools)
+    assert written == ("1 tools" if own_for_tools else "<|user|>hot?<|end|>")
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

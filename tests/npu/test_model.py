@@ -115,6 +115,7 @@ REFUSED: dict[str, tuple[dict[str, MetaValue], type[ModelError], str]] = {
         BadModelFile,
         "key_length' is 0",
     ),
+    "endless head": ({"llama.attention.key_length": 2**31}, BadModelFile, "key_length' is 2147483648.* 4096 at most"),
     "odd head": ({"llama.attention.key_length": 15}, BadModelFile, "key_length' is 15"),
     "groups do not divide": ({"llama.attention.head_count_kv": 3}, BadModelFile, "4 heads are not a multiple"),
     "a layer too many": ({"llama.block_count": 3}, BadModelFile, "tensor 'blk.2.attn_norm.weight' is missing"),

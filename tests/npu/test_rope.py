@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transformers
 from numpy.testing import assert_allclose
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from npu.rope import Rope, RopeScaling, llama3_factors, yarn_attention
 
 
 def judge(head_dim: int, **parameters: Any) -> tuple[np.ndarray[Any, Any], float]:
     """transformers' frequencies, in float32, and its factor of cos and sin."""
+    import transformers  # noqa: PLC0415 - it imports torch: see tests/npu/oracle.py
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 - as above
+
     config = transformers.LlamaConfig(head_dim=head_dim, max_position_embeddings=131072, rope_parameters=parameters)
     frequencies, attention = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, None)
     return frequencies.numpy(), attention

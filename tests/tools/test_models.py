@@ -41,6 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = byte_level("qwen2")
     model = RandomModel("qwen2", 16, hidden=32, vocab=tokenizer.get_vocab_size())
     path = save_folder(model.build(), tmp_path_factory.mktemp("models") / "folder")
+    (path / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{% endfor %}"
+    )
     return save_tokenizer(tokenizer, path)
 
 
@@ -65,3 +68,8 @@ def test_every_command_takes_a_folder(
     assert main(["run", str(folder), "--prompt", "Alarm", "--max-tokens", "4", "--ignore-eos", *quick]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["finish_reason"] == "length"
+
+    assert main(["run", str(folder), "--chat", "--prompt", "Alarm", "--max-tokens", "2", *quick]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt_tokens"] == len(
+        byte_level("qwen2").encode("<|im_start|>user\nAlarm<|im_end|>", add_special_tokens=False).ids
+    )
