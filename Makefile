@@ -8,13 +8,17 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -W ignore:Editable -m pip install --quiet
 C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*_build.py)
 
-.PHONY: demo test lint types jobs clean
+.PHONY: demo test oracle lint types jobs clean
 
 demo: $(VENV)/.runs
 	@$(BIN)/rockpage demo
 
 test: $(VENV)/.tests
 	$(BIN)/python -m pytest
+
+# What compares with transformers and torch, which are large: every model family, tokenizer and chat template.
+oracle: $(VENV)/.oracle
+	$(BIN)/python -m pytest -m "not wheel" $(shell sed -n 's|^    "\([a-z]*/test_.*\.py\)",|tests/\1|p' tests/conftest.py)
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check
@@ -43,4 +47,8 @@ $(VENV)/.runs: $(VENV)/.made pyproject.toml $(C_SOURCES)
 
 $(VENV)/.tests: pyproject.toml | $(VENV)/.runs
 	$(INSTALL) --no-build-isolation --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.oracle: pyproject.toml | $(VENV)/.tests
+	$(INSTALL) --no-build-isolation --editable ".[oracle]"
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,26 @@ from tools.demo_model import demo_model_path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does; read when numpy is first imported
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as loading a model does; some tests import ONNX Runtime first
+
+COMPARISONS = (
+    "npu/test_chat_families.py",
+    "npu/test_convert_folder.py",
+    "npu/test_families.py",
+    "npu/test_gguf_tokenizer.py",
+    "npu/test_huggingface.py",
+    "npu/test_rope.py",
+    "npu/test_same_tokens.py",
+    "tools/test_models.py",
+)
+"""Tests against transformers, torch and sentencepiece: gigabytes that only `make oracle` installs."""
+
+HAVE_ORACLE = all(find_spec(name) for name in ("torch", "transformers", "sentencepiece"))
+collect_ignore = [] if HAVE_ORACLE else list(COMPARISONS)
+
+
+def pytest_report_header() -> str | None:
+    """Name what is left out."""
+    return None if HAVE_ORACLE else f"left out, for want of transformers: {len(COMPARISONS)} files; see make oracle"
 
 
 @pytest.fixture(scope="session")
