@@ -8,7 +8,7 @@ from hostcache.geometry import KVGeometry
 
 from .weights import Activations, Form, PackedMatrix, WeightsPlan
 
-__all__ = ["PREALLOCATED_TOKENS", "USUAL_VOCABULARY", "MemoryPlan", "resident_weights", "runtime_bytes"]
+__all__ = ["CODE_BYTES", "PREALLOCATED_TOKENS", "USUAL_VOCABULARY", "MemoryPlan", "resident_weights", "runtime_bytes"]
 
 PREALLOCATED_TOKENS = 2048
 """Tokens a cache without paging sets aside for each session: what paging is compared with."""
@@ -16,10 +16,13 @@ PREALLOCATED_TOKENS = 2048
 USUAL_VOCABULARY = 49_152
 """Tokens assumed where only a geometry is known."""
 
+CODE_BYTES = 60 << 20
+"""Resident code of the interpreter and of all libraries: 48 to 66 MiB, since the kernel maps more of a file around a
+fault if it lies in the page cache."""
+
 # Measured with ONNX Runtime 1.32, numpy 2.4, tokenizers 0.23 and CPython 3.11 on x86-64: resident memory, so that code
 # counts in full even where other processes map it too.
 _HEAP_BYTES = 36 << 20  # the interpreter's and the libraries' own
-_CODE_BYTES = 60 << 20  # 48 to 66 MiB: the kernel maps more of a file around a fault if it lies in the page cache
 _TOKEN_BYTES = 530  # of vocabulary and merges, in the tokenizer
 _LAYER_BYTES = 340 << 10  # a session and its graph, without weights
 
@@ -154,7 +157,7 @@ def _resident_bytes(matrix: PackedMatrix, activations: Activations) -> int:
 
 def runtime_bytes(layers: int, vocab: int = USUAL_VOCABULARY) -> int:
     """Bytes a process takes to run a model, beside weights, pool and staging."""
-    return _HEAP_BYTES + _CODE_BYTES + layers * _LAYER_BYTES + vocab * _TOKEN_BYTES
+    return _HEAP_BYTES + CODE_BYTES + layers * _LAYER_BYTES + vocab * _TOKEN_BYTES
 
 
 def _mib(size: int) -> str:

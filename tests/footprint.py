@@ -16,33 +16,38 @@ class Footprint:
         resident: every page that is mapped and present, code included.
         anonymous: pages that belong to no file: heaps, stacks, anonymous mappings.
         models: present pages of mapped models and weights, whether or not other processes map them too.
+        weights: of those, pages of repacked weights.
         peak: the most that `resident` ever was; the kernel counts it in batches, so it is right to some 100 KiB.
     """
 
     resident: int
     anonymous: int
     models: int
+    weights: int
     peak: int
 
     @classmethod
     def of_this_process(cls) -> Footprint:
         """Walk the page tables now."""
         # VmRSS in `status` comes from per-CPU counters and lags behind; smaps counts.
-        resident = anonymous = models = 0
-        of_a_model = False
+        resident = anonymous = models = weights = 0
+        of_a_model = of_weights = False
         for line in Path("/proc/self/smaps").read_text().splitlines():
             name, *values = line.split()
             if not name.endswith(":"):  # a mapping's own line, with its file at the end
-                of_a_model = line.removesuffix(" (deleted)").endswith((".gguf", "/weights.bin"))
+                file = line.removesuffix(" (deleted)")
+                of_weights = file.endswith("/weights.bin")
+                of_a_model = of_weights or file.endswith(".gguf")
             elif name == "Rss:":
                 resident += _kib(values)
                 models += of_a_model * _kib(values)
+                weights += of_weights * _kib(values)
             elif name == "Anonymous:":
                 anonymous += _kib(values)
         for line in Path("/proc/self/status").read_text().splitlines():
             name, *values = line.split()
             if name == "VmHWM:":
-                return cls(resident, anonymous, models, peak=_kib(values))
+                return cls(resident, anonymous, models, weights, peak=_kib(values))
         raise OSError("the kernel does not report VmHWM in /proc/self/status")
 
     def as_dict(self) -> dict[str, int]:
