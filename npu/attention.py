@@ -45,6 +45,8 @@ class AttentionRuntime(Protocol):
     """
 
     name: str
+    numerics: str
+    """Names everything of the runtime that can change a bit of its results, and so of later layers' K and V."""
 
     def begin_step(self, batch: AttentionBatch) -> None:
         """Plan one step; the plan serves every layer.

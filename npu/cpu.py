@@ -59,6 +59,7 @@ class CpuAttention:
     Attributes:
         name: `"cpu"`.
         isa: what `"auto"` became.
+        numerics: the name and the `isa`, whose sums differ in their last bits.
 
     Raises:
         UsageError: a geometry the kernel cannot compute, or threads or an `isa` this machine cannot give.
@@ -76,6 +77,7 @@ class CpuAttention:
             raise _open_error(ffi.errno, threads, isa)
 
         self.isa = ffi.string(lib.rp_attention_isa(runtime)).decode()
+        self.numerics = f"{self.name}-{self.isa}"
         self._runtime = ffi.gc(runtime, lib.rp_attention_close)
         self._geometry = geometry
         self._blocks = cache.blocks

@@ -78,6 +78,7 @@ class EmulatedAttention:
 
     Attributes:
         name: `"emulated"`.
+        numerics: the name and the rounding.
 
     Raises:
         UsageError: heads, buckets, rounding, cores or the cache's element size cannot be used.
@@ -98,6 +99,7 @@ class EmulatedAttention:
         fallback: AttentionRuntime | None = None,
         faults: Faults | None = None,
     ) -> None:
+        self.numerics = f"{self.name}-{rounding}"
         self._cache = cache
         self._buckets = Buckets(buckets)
         self._planner = LaunchPlanner(cache.geometry, cache.blocks, heads, self._buckets)

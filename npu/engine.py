@@ -82,7 +82,7 @@ class Engine:
         self._closed = self._in_step = False
         self._aborted_in_step: list[int] = []
         # Attention results feed the next layer's K and V, so the runtime is part of what names KV bytes.
-        named = f"{decoder.fingerprint}|{decoder.numerics}|attention={runtime.name}|kv=fp16"
+        named = f"{decoder.fingerprint}|{decoder.numerics}|attention={runtime.numerics}|kv=fp16"
         self._numerics = hashlib.sha256(named.encode()).hexdigest()
 
     @classmethod

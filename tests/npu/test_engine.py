@@ -184,6 +184,21 @@ def test_salts_and_versions_share_nothing(engine: Engine) -> None:
     drive(engine)
 
 
+def test_whatever_changes_a_bit_of_kv_is_part_of_its_namespace(model: Path) -> None:
+    ways: list[dict[str, Any]] = [
+        {},
+        {"activations": "fp32"},
+        {"runtime": "emulated"},
+        {"runtime": "emulated", "rounding": "op"},
+    ]
+    names = set()
+    for options in ways:
+        with Engine.load(model, pool_bytes=1 << 20, cache_dir=model.parent, **options) as engine:
+            engine.add_request("rain", GREEDY)
+            names.add(engine.scheduler.waiting[0].namespace)
+    assert len(names) == len(ways)
+
+
 def test_scoring_takes_no_blocks_and_leaves_no_traces(engine: Engine) -> None:
     before = engine.prefix.resident
     score = engine.score(list(range(10, 60)))
