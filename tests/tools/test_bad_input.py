@@ -197,7 +197,7 @@ def test_a_path_that_leads_to_no_text(
         "ids": ["score", model, "--ids-file", path],
     }[use]
     words = {
-        ("folder", True): "not a regular file",
+        ("folder", True): "holds no config.json: give a .gguf file or a Hugging Face folder",
         ("folder", False): "Is a directory",
         ("/proc/self/mem", True): "the file is empty",  # it says so; its first page is not mapped
         ("/proc/self/mem", False): "Input/output error",

@@ -109,7 +109,7 @@ def test_a_damaged_header(
 
 # What runs a model or plans for it compares dimensions and tensors.
 
-ALL = 2**32 - 1
+MOST = 2**31  # dimensions beyond it are refused by themselves
 MODEL: dict[str, tuple[Damage, tuple[str, ...]]] = {
     "another architecture": (renamed("llama", "bloom"), ("architecture 'bloom'", "rockpage runs llama")),
     "a name with an escape": (renamed("llama", "a\x1b[3m"), ("architecture 'a?[3m'",)),
@@ -123,18 +123,22 @@ MODEL: dict[str, tuple[Damage, tuple[str, ...]]] = {
         ("'blk.1.ffn_up.weight' is missing", "fetch the file again"),
     ),
     "a tensor too many": (value("llama.block_count", u32(1)), ("'blk.1.attn_norm.weight' is not part of",)),
-    "2^32 - 1 layers": (value("llama.block_count", u32(ALL)), ("'blk.2.attn_norm.weight' is missing",)),
+    "2^32 - 1 layers": (value("llama.block_count", u32(2**32 - 1)), ("'llama.block_count' is 4294967295",)),
+    "2^31 layers": (value("llama.block_count", u32(MOST)), ("'blk.2.attn_norm.weight' is missing",)),
     "no layers": (value("llama.block_count", u32(0)), ("'llama.block_count' is 0",)),
     "another width": (
         value("llama.embedding_length", u32(128)),
         ("'token_embd.weight' is [272, 64], the header calls for [272, 128]",),
     ),
-    "a width of 2^32 - 1": (value("llama.embedding_length", u32(ALL)), ("calls for [272, 4294967295]",)),
-    "a rank of 2^32 - 1": (value("llama.feed_forward_length", u32(ALL)), ("calls for [4294967295, 64]",)),
-    "a vocabulary of 2^32 - 1": (value("llama.vocab_size", u32(ALL)), ("has 272 tokens but the model 4294967295",)),
-    "2^32 - 1 heads": (value("llama.attention.head_count", u32(ALL)), ("4294967295 heads are not a multiple",)),
+    "a width of 2^31": (value("llama.embedding_length", u32(MOST)), ("calls for [272, 2147483648]",)),
+    "a rank of 2^31": (value("llama.feed_forward_length", u32(MOST)), ("calls for [2147483648, 64]",)),
+    "a vocabulary of 2^31": (value("llama.vocab_size", u32(MOST)), ("has 272 tokens but the model 2147483648",)),
+    "2^31 + 1 heads": (
+        value("llama.attention.head_count", u32(MOST + 1)),
+        ("'llama.attention.head_count' is 2147483649",),
+    ),
     "no heads": (value("llama.attention.head_count", u32(0)), ("'llama.attention.head_count' is 0",)),
-    "an odd head": (value("llama.attention.key_length", u32(15)), ("'attention.key_length' is 15",)),
+    "an odd head": (value("llama.attention.key_length", u32(15)), ("attention.key_length' is 15",)),
     "epsilon NaN": (value("llama.attention.layer_norm_rms_epsilon", struct.pack("<f", float("nan"))), ("is nan",)),
     "frequency 0": (value("llama.rope.freq_base", struct.pack("<f", 0)), ("'llama.rope.freq_base' is 0.0",)),
 }
@@ -189,8 +193,8 @@ def test_a_chat_needs_a_template_and_nothing_else_does(
 
 
 KINDS: dict[str, tuple[TinyLlama, str, str]] = {
-    "an unsupported matrix type": (TinyLlama(matrix_type="Q5_0"), "run", "'blk.0.attn_q.weight' is Q5_0"),
-    "an unsupported embedding": (TinyLlama(embedding_type="Q5_1"), "plan", "'token_embd.weight' is Q5_1"),
+    "an unsupported matrix type": (TinyLlama(matrix_type="MXFP4"), "run", "'blk.0.attn_q.weight' is MXFP4"),
+    "an unsupported embedding": (TinyLlama(embedding_type="MXFP4"), "plan", "'token_embd.weight' is MXFP4"),
     "a head the kernel has no path for": (TinyLlama(heads=8, head_dim=20), "run", "head_dim 20"),
     "more rows than the NPU's registers hold": (
         TinyLlama(heads=128, kv_heads=1, head_dim=64, layers=1),
@@ -244,7 +248,7 @@ def test_an_array_that_fills_a_gigabyte_takes_no_memory(tmp_path: Path, sound: b
 
 def test_a_context_without_end_takes_no_memory(tmp_path: Path, sound: bytes) -> None:
     """A request's room is what the pool holds, whatever the model and the options claim."""
-    model = damaged(tmp_path, sound, value("llama.context_length", u32(ALL)))
+    model = damaged(tmp_path, sound, value("llama.context_length", u32(MOST)))
     options = [*GENERATE[:2], "--max-tokens", str(10**18), "--ignore-eos", "--pool", "12KiB", "--json"]
     outcome = run_apart("run", str(model), *options, prefix=MORE)
     assert_refused(outcome, "has grown to 49 tokens and the pool of 3 blocks of 16 has no room")
