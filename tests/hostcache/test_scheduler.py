@@ -247,6 +247,16 @@ def test_a_waiting_request_is_admitted_only_with_room_for_the_running_to_grow() 
     assert len(bench.scheduler.waiting) == 2
 
 
+def test_admission_counts_the_private_copy_of_a_partial_hit() -> None:
+    """Two blocks are free, one of them the watermark; a copy of the shared tail and a block behind it do not fit."""
+    bench = Bench(blocks=5)
+    bench.submit(9)
+    bench.step()
+    bench.scheduler.submit([*range(6), 100, 101, 102], HOME, 50)
+    assert len(bench.step().chunks) == 1
+    assert len(bench.scheduler.waiting) == 1
+
+
 def test_admission_leaves_the_blocks_that_running_prefills_will_need() -> None:
     bench = Bench(blocks=10, max_rows=8, prefill_chunk=4)
     bench.submit(24)  # six blocks, one of them taken in the first step
