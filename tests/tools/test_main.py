@@ -60,7 +60,7 @@ def test_the_status_is_the_subcommands(with_command: Register, status: int) -> N
         (UsageError("a prompt is empty: give one", prompt=""), "a prompt is empty: give one"),
         (BadModelFile("key 'a\nb\x1b[31m'\tis twice there"), "key 'a b?[31m' is twice there"),
         (FileNotFoundError(2, "No such file or directory", "/no/such.txt"), "/no/such.txt: No such file or directory"),
-        (PermissionError(13, "Permission denied", "/root/x"), "/root/x: Permission denied"),
+        (PermissionError(13, "Permission denied", "/etc/x"), "/etc/x: Permission denied"),
         (OSError(28, "No space left on device"), "No space left on device"),
     ],
 )
