@@ -13,6 +13,7 @@ from hostcache.request import FinishReason
 from npu.engine import Engine
 from npu.sampler import SamplingParams
 from npu.stream import RequestOutput
+from tests.npu.driving import drive, text_of
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -27,20 +28,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path) -> Iterator[Engine]:
     with Engine.load(model, pool_bytes=1 << 20, cache_dir=model.parent) as engine:
         yield engine
-
-
-def drive(engine: Engine) -> dict[int, list[RequestOutput]]:
-    """Step until nothing is left; every output by request."""
-    outputs: dict[int, list[RequestOutput]] = {}
-    while not engine.idle:
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).append(output)
-    assert engine.cache.pool.used == 0
-    return outputs
-
-
-def text_of(outputs: list[RequestOutput]) -> str:
-    return "".join(output.text for output in outputs)
 
 
 def test_generate_streams_what_step_brings(engine: Engine) -> None:

@@ -20,6 +20,7 @@ from npu.engine import Engine
 from npu.sampler import SamplingParams
 from npu.stream import RequestOutput
 from npu.structured import Structure
+from tests.npu.driving import drive, text_of
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 
 END = 2  # of the tiny model
@@ -73,20 +74,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path) -> Iterator[Engine]:
     with Engine.load(model, pool_bytes=8 << 20, cache_dir=model.parent) as engine:
         yield engine
-
-
-def drive(engine: Engine) -> dict[int, list[RequestOutput]]:
-    """Step until nothing is left; every output by request."""
-    outputs: dict[int, list[RequestOutput]] = {}
-    while not engine.idle:
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).append(output)
-    assert engine.cache.pool.used == 0
-    return outputs
-
-
-def text_of(outputs: list[RequestOutput]) -> str:
-    return "".join(output.text for output in outputs)
 
 
 def ids_of(outputs: list[RequestOutput]) -> list[int]:
