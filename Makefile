@@ -8,7 +8,11 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -W ignore:Editable -m pip install --quiet
 C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*_build.py)
 
-.PHONY: demo test oracle lint types jobs clean
+# rknn-toolkit2 has wheels for these only, and wants older packages than ours: an environment of its own, 565 MB.
+VENDOR := .venv-rknn
+VENDOR_PYTHON ?= $(shell for python in python3.12 python3.11 python3.10; do $$python -c '' 2>&- && echo $$python && break; done)
+
+.PHONY: demo test oracle lint types jobs test-vendor .venv-rknn clean
 
 demo: $(VENV)/.runs
 	@$(BIN)/rockpage demo
@@ -31,8 +35,12 @@ types: $(VENV)/.tests
 jobs: $(VENV)/.tests
 	$(BIN)/python -m pytest -m "wheel or long"
 
+# Against the vendor's compiler and simulator.
+test-vendor: $(VENV)/.tests .venv-rknn
+	ROCKPAGE_RKNN_PYTHON=$(VENDOR)/bin/python $(BIN)/python -m pytest -m vendor
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info hostcache/*.so staging/*.so npu/*.so
+	rm -rf $(VENV) $(VENDOR) build dist *.egg-info hostcache/*.so staging/*.so npu/*.so
 
 $(VENV)/.made:
 	@$(PYTHON) bootstrap.py $(VENV)
@@ -51,4 +59,12 @@ $(VENV)/.tests: pyproject.toml | $(VENV)/.runs
 
 $(VENV)/.oracle: pyproject.toml | $(VENV)/.tests
 	$(INSTALL) --no-build-isolation --editable ".[oracle]"
+	@touch $@
+
+.venv-rknn: $(VENDOR)/.made
+
+$(VENDOR)/.made: npu/rknn_requirements.txt
+	@test -n "$(VENDOR_PYTHON)" || { echo "rknn-toolkit2 needs Python 3.10 to 3.12: make VENDOR_PYTHON=/path/to/python"; exit 1; }
+	@$(VENDOR_PYTHON) bootstrap.py $(VENDOR)
+	$(VENDOR)/bin/python -m pip install --quiet --no-deps -r npu/rknn_requirements.txt
 	@touch $@
