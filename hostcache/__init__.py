@@ -2,6 +2,7 @@
 
 from .blocks import BlockPool, Fence
 from .cache import PagedKVCache
+from .dma_heap import HeapRegion
 from .geometry import BLOCK_TOKENS, KVGeometry
 from .prefix import Namespace, PrefixCache, PrefixHit, PrefixNode
 from .region import Region, available_bytes
@@ -17,6 +18,7 @@ __all__ = [
     "Chunk",
     "Fence",
     "FinishReason",
+    "HeapRegion",
     "KVGeometry",
     "Namespace",
     "PagedKVCache",

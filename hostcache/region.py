@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import RegionError, UsageError
 
-__all__ = ["Region", "available_bytes"]
+if TYPE_CHECKING:
+    from .dma_heap import HeapRegion
+
+__all__ = ["Region", "available_bytes", "meminfo_bytes"]
 
 HUGE_PAGE = 2 << 20
 """Bytes of a transparent huge page with 4 KiB base pages (x86-64, and arm64 with 4 KiB granules)."""
@@ -28,62 +34,55 @@ UNPOPULATED = (errno.ENOMEM, errno.EFAULT)
 """What madvise(2) says when pages cannot be had; touching them would end the process. Else it knows no populating."""
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory the kernel could give without swapping (`MemAvailable`), in bytes; None where it does not say."""
+def meminfo_bytes(field: str, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """One line of the kernel's account of memory, such as `CmaFree`, in bytes; None where it does not say."""
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:
         return None
     for line in lines:
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory the kernel could give without swapping (`MemAvailable`), in bytes; None where it does not say."""
+    return meminfo_bytes("MemAvailable", meminfo)
 
 
 class Region:
     """A fixed range of memory that this object owns until `close()`.
 
-    Made by `Region.anonymous` or `Region.memfd`. Every page is touched before the constructor returns: a board
-    that lacks the memory says so at start and not in the middle of a conversation.
+    Made by `Region.anonymous`, `Region.memfd` or `Region.dma_heap`. The memory is really there before any of them
+    returns: a board that lacks it says so at start and not in the middle of a conversation.
 
     A process forked off later finds zeros in an anonymous region (a kernel older than 4.14 gives it a copy): no
     conversation leaks into it, and writing on in the parent does not copy the pool page by page.
 
+    Args:
+        kind: as below.
+        nbytes: as below.
+        mapping: holds the region's bytes; the region owns it from now on.
+        start: their first byte in it.
+        fd: as below; the region owns it once the constructor has returned.
+
     Attributes:
         nbytes: usable bytes, as asked for.
         buffer: uint8 `[nbytes]`; valid until `close()`.
-        kind: `"anonymous"` or `"memfd"`.
+        kind: `"anonymous"`, `"memfd"` or `"dma heap"`.
         fd: the memfd, or None.
         huge_pages: whether the kernel accepted the advice to back the range with huge pages.
     """
 
-    def __init__(self, kind: str, nbytes: int, fd: int | None) -> None:
-        if nbytes < 1:
-            raise UsageError(f"a region needs at least one byte, got {nbytes}", nbytes=nbytes)
+    def __init__(self, kind: str, nbytes: int, mapping: mmap.mmap, start: int = 0, fd: int | None = None) -> None:
         self.kind = kind
         self.nbytes = nbytes
         self.fd = fd
-        available = available_bytes()
-        if available is not None and nbytes > available:
-            self._refuse("the kernel has less available", available)
-        # A huge page must start at a multiple of its size, and mmap only promises base pages:
-        # map one huge page more and start inside. The slack is never touched, so it costs no memory.
-        try:
-            if fd is None:
-                self._map = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            else:
-                os.ftruncate(fd, nbytes)
-                self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
-        except (OSError, ValueError, OverflowError) as error:
-            self._refuse(f"mmap said: {error}", available)
-        whole = np.frombuffer(self._map, dtype=np.uint8)
-        start = -whole.__array_interface__["data"][0] % HUGE_PAGE if fd is None else 0
-        self.buffer: NDArray[np.uint8] = whole[start : start + nbytes]
-        self.huge_pages = self._advise_huge_pages()
-        if fd is None:
-            with contextlib.suppress(OSError):  # a kernel that cannot: the child has a copy, as of all other memory
-                self._map.madvise(MADV_WIPEONFORK)
-        self._populate(start, available)
+        self.huge_pages = False
+        self._map = mapping
+        self._start = start
+        self.buffer: NDArray[np.uint8] = self._view()
 
     @classmethod
     def anonymous(cls, nbytes: int) -> Region:
@@ -93,25 +92,50 @@ class Region:
             RegionError: the memory is not there; the message says what was asked and what is available.
             UsageError: `nbytes` is not positive.
         """
-        return cls("anonymous", nbytes, None)
+        require_available(nbytes)
+        # A huge page must start at a multiple of its size, and mmap only promises base pages:
+        # map one huge page more and start inside. The slack is never touched, so it costs no memory.
+        mapping = map_memory(nbytes + HUGE_PAGE)
+        start = -_address(mapping) % HUGE_PAGE
+        region = cls("anonymous", nbytes, mapping, start)
+        with contextlib.suppress(OSError):  # a kernel that cannot: the child has a copy, as of all other memory
+            mapping.madvise(MADV_WIPEONFORK)
+        region._take_pages()
+        return region
 
     @classmethod
     def memfd(cls, nbytes: int, name: str = "rockpage") -> Region:
         """Take memory behind a file descriptor, so that another process or driver can map the same pages.
 
+        It is sealed: nobody it is shared with can take pages away.
+
         Raises:
             RegionError: the memory is not there, or the kernel has no memfd.
             UsageError: `nbytes` is not positive.
         """
+        require_available(nbytes)
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
             raise RegionError(f"cannot create a memfd: {error}; use an anonymous region", error=error) from error
         try:
-            return cls("memfd", nbytes, fd)
+            region = cls("memfd", nbytes, map_memory(nbytes, fd), fd=fd)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            region._take_pages()
         except BaseException:
             os.close(fd)
             raise
+        return region
+
+    @staticmethod
+    def dma_heap(nbytes: int, pieces: int = 1, heaps: Sequence[str] | None = None) -> HeapRegion:
+        """Take memory that devices can be handed, from the first of some DMA heaps that gives it.
+
+        See `HeapRegion`, whose arguments and errors these are.
+        """
+        from .dma_heap import PREFERRED_HEAPS, HeapRegion  # noqa: PLC0415 - a HeapRegion is a Region: it comes later
+
+        return HeapRegion(nbytes, pieces, PREFERRED_HEAPS if heaps is None else heaps)
 
     def close(self) -> None:
         """Give the memory back. Safe to call twice.
@@ -125,11 +149,18 @@ class Region:
         try:
             self._map.close()
         except BufferError as error:
-            self.buffer = np.frombuffer(self._map, dtype=np.uint8)
+            self.buffer = self._view()
             raise RegionError("the region is still in use: drop every view of its buffer before close()") from error
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+
+    def _view(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self._map, dtype=np.uint8, count=self.nbytes, offset=self._start)
+
+    def _take_pages(self) -> None:
+        self.huge_pages = self._advise_huge_pages()
+        self._populate()
 
     def _advise_huge_pages(self) -> bool:
         if self.nbytes < HUGE_PAGE:
@@ -140,21 +171,57 @@ class Region:
             return False
         return True
 
-    def _populate(self, start: int, available: int | None) -> None:
-        first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
+    def _populate(self) -> None:
+        first_page = self._start // mmap.PAGESIZE * mmap.PAGESIZE
         try:
-            self._map.madvise(MADV_POPULATE_WRITE, first_page, start + self.nbytes - first_page)
+            self._map.madvise(MADV_POPULATE_WRITE, first_page, self._start + self.nbytes - first_page)
         except OSError as error:
             if error.errno in UNPOPULATED:
-                self._refuse(f"its pages cannot be had: {error.strerror}", available)
+                raise refusal(self.nbytes, f"its pages cannot be had: {error.strerror}") from error
             # Before Linux 5.14: touch each page ourselves.
             self.buffer[:: mmap.PAGESIZE] = 0
 
-    def _refuse(self, why: str, available: int | None) -> None:
-        free = "unknown" if available is None else f"{available / 2**20:.0f} MiB"
-        raise RegionError(
-            f"cannot take {self.nbytes / 2**20:.1f} MiB for the pool ({why}; available: {free}): "
-            "ask for a smaller pool or free memory first",
-            asked=self.nbytes,
-            available=available,
-        )
+
+def require_available(nbytes: int) -> None:
+    """Do nothing if a region of `nbytes` makes sense and the kernel has as much.
+
+    Raises:
+        UsageError: `nbytes` is not positive.
+        RegionError: the kernel has less available.
+    """
+    if nbytes < 1:
+        raise UsageError(f"a region needs at least one byte, got {nbytes}", nbytes=nbytes)
+    available = available_bytes()
+    if available is not None and nbytes > available:
+        raise refusal(nbytes, "the kernel has less available")
+
+
+def map_memory(nbytes: int, fd: int | None = None) -> mmap.mmap:
+    """Map private memory, or a new memfd, made as long as that.
+
+    Raises:
+        RegionError: the address space, or the memfd's file system, has not as much.
+    """
+    try:
+        if fd is None:
+            return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        os.ftruncate(fd, nbytes)
+        return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
+    except (OSError, ValueError, OverflowError) as error:
+        raise refusal(nbytes, f"mmap said: {error}") from error
+
+
+def refusal(nbytes: int, why: str) -> RegionError:
+    """The error for memory that cannot be had."""
+    available = available_bytes()
+    free = "unknown" if available is None else f"{available / 2**20:.0f} MiB"
+    return RegionError(
+        f"cannot take {nbytes / 2**20:.1f} MiB for the pool ({why}; available: {free}): "
+        "ask for a smaller pool or free memory first",
+        asked=nbytes,
+        available=available,
+    )
+
+
+def _address(mapping: mmap.mmap) -> int:
+    return int(np.frombuffer(mapping, dtype=np.uint8).__array_interface__["data"][0])

@@ -51,6 +51,9 @@ def test_a_memfd_shares_its_pages() -> None:
     region.buffer[:4] = (1, 2, 3, 4)
     assert region.fd is not None
     assert os.pread(region.fd, 4, 0) == b"\x01\x02\x03\x04"
+    for length in (4096, 16384):  # sealed: whoever shares it can neither take pages away nor add some
+        with pytest.raises(PermissionError):
+            os.ftruncate(region.fd, length)
     fd = region.fd
     region.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -84,6 +87,7 @@ def test_a_region_in_use_is_not_given_back() -> None:
     view = region.buffer[:10]
     with pytest.raises(RegionError, match="still in use"):
         region.close()
+    assert (region.buffer.ctypes.data, len(region.buffer)) == (view.ctypes.data, 4096)
     assert np.array_equal(view, np.zeros(10, np.uint8))
     del view
     region.close()
