@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.errors import DimensionTooLarge, DirtyTail, Misaligned, NotContiguous, OutsideArena, StagingError
-from staging import ALIGNMENT, TOKEN_MULTIPLE
+from staging import ALIGNMENT, MASKED, TOKEN_MULTIPLE, StagingLayout
 
-from .device import MASKED, MAX_DIMENSION, ROW_MULTIPLE, AttentionJob
+from .canary import CANARY_SCORE, CANARY_TOKENS, SCORE_CHANNEL
+from .device import MAX_DIMENSION, ROW_MULTIPLE, AttentionJob
 
 __all__ = ["check_content", "check_operands"]
 
@@ -21,12 +22,13 @@ def check_operands(job: AttentionJob) -> None:
         NotContiguous: an operand has gaps or runs in another order.
         OutsideArena: an operand is not inside the job's buffer.
         Misaligned: an operand starts off a cache line, or rows or tokens are not padded.
-        StagingError: an operand is not fp16, or the shapes do not fit each other.
+        StagingError: an operand is not fp16, or has another shape than the buffer's layout says.
     """
+    layout = job.buffer.layout
     for name, array in job.operands():
         if array.dtype != np.float16:
             raise StagingError(f"{name} is {array.dtype}, the device computes in float16", name=name, dtype=array.dtype)
-        _check_dimensions(name, array)
+        _check_shape(name, array.shape, layout)
         if not array.flags.c_contiguous:
             raise NotContiguous(
                 f"{name} has strides {array.strides} for shape {array.shape}: copy it to contiguous memory",
@@ -34,25 +36,50 @@ def check_operands(job: AttentionJob) -> None:
                 strides=array.strides,
             )
         _check_place(name, array, job.buffer.memory)
-    _check_shapes(job)
+    if layout.rows % ROW_MULTIPLE or layout.tokens % TOKEN_MULTIPLE:
+        raise Misaligned(
+            f"{layout.rows} rows and {layout.tokens} tokens must be padded to multiples of {ROW_MULTIPLE} and "
+            f"{TOKEN_MULTIPLE}",
+            rows=layout.rows,
+            tokens=layout.tokens,
+        )
 
 
-def check_content(keys: NDArray[np.float16], values: NDArray[np.float16], mask: NDArray[np.float16]) -> None:
+def check_content(
+    layout: StagingLayout,
+    query: NDArray[np.float16],
+    keys: NDArray[np.float16],
+    values: NDArray[np.float16],
+    mask: NDArray[np.float16],
+) -> None:
     """Check the bytes of a job as the device sees them.
 
-    A sequence's tail is what its mask hides from every row: all tokens behind the last one that any row sees.
+    A sequence's tail is what its mask hides from every row but the canary's: all tokens behind the last one that any
+    other row sees, up to the canary's own.
+
+    Args:
+        layout: of the operands.
+        query: as they lie; likewise the others.
+        keys: as they lie.
+        values: as they lie.
+        mask: empty if K carries it.
 
     Raises:
-        StagingError: the mask holds another value than 0 or `MASKED`, or hides every token from a row.
+        StagingError: the mask holds another value than 0 or `MASKED`, hides every token from a row, or shows the
+            canary's; a query does not ask for the mask that K carries; or a canary is missing.
         DirtyTail: a key or a value in a tail is not zero.
     """
-    bits = mask.view(np.uint16)  # fp16 compares one element at a time
-    visible = bits == 0
+    by_token = {"keys": layout.by_token(keys), "values": layout.by_token(values)}
+    bits = mask.view(np.uint16) if layout.mask_rows else _marks(layout, by_token["keys"])
+    visible = bits == 0  # fp16 compares one element at a time
     allowed = visible | (bits == MASKED.view(np.uint16))
     if not allowed.all():
-        value = float(mask[~allowed][0])
+        value = float(bits[~allowed].view(np.float16)[0])
         raise StagingError(f"the mask holds {value}, it may hold 0 and {MASKED} only", value=value)
-    blind = np.argwhere(~visible.any(axis=1))
+    _check_query(layout, query)
+    _check_canary(layout, by_token, visible)
+    shown = visible[:, :-CANARY_TOKENS, : -1 if layout.mask_rows else None]
+    blind = np.argwhere(~shown.any(axis=1))
     if len(blind):
         sequence, row = blind[0].tolist()
         raise StagingError(
@@ -60,12 +87,12 @@ def check_content(keys: NDArray[np.float16], values: NDArray[np.float16], mask: 
             sequence=sequence,
             row=row,
         )
-    batch, tokens = mask.shape[:2]
-    lengths = tokens - visible.any(axis=2)[:, ::-1].argmax(axis=1)
-    for name, array in (("keys", keys), ("values", values)):
-        by_sequence = array.reshape(batch, -1, *array.shape[1:]).view(np.uint16)
+    lengths = shown.shape[1] - shown.any(axis=2)[:, ::-1].argmax(axis=1)
+    for name, operand in by_token.items():
+        own = operand[:, :-CANARY_TOKENS, : layout.head_dim // operand.shape[-1]]  # without marks
+        by_sequence = own.reshape(layout.batch, layout.kv_heads, *own.shape[1:])
         for sequence, length in enumerate(lengths):
-            if by_sequence[sequence, :, length:].any():
+            if np.ascontiguousarray(by_sequence[sequence, :, length:]).view(np.uint16).any():
                 raise DirtyTail(
                     f"{name} of sequence {sequence} hold bytes behind its {length} tokens: zero the tail",
                     name=name,
@@ -74,10 +101,48 @@ def check_content(keys: NDArray[np.float16], values: NDArray[np.float16], mask: 
                 )
 
 
-def _check_dimensions(name: str, array: NDArray[np.float16]) -> None:
-    largest = max(array.shape, default=0)
-    if array.ndim != 3 or array.size == 0:
-        raise StagingError(f"{name} has shape {array.shape}, not three positive dimensions", shape=array.shape)
+def _marks(layout: StagingLayout, keys: NDArray[np.float16]) -> NDArray[np.uint16]:
+    """The mask that K carries, uint16 `[batch, tokens, 1]`.
+
+    Raises:
+        StagingError: heads of a sequence differ, or a channel that has no meaning is not zero.
+    """
+    marks = np.ascontiguousarray(keys[:, :, -1]).view(np.uint16)  # [heads, tokens, MARK_CHANNELS]
+    unused = marks[..., 1:].copy()
+    unused[:, -1, SCORE_CHANNEL - 1] = 0  # the canary's score is checked apart
+    by_sequence = marks[..., 0].reshape(layout.batch, layout.kv_heads, layout.tokens)
+    if unused.any() or (by_sequence != by_sequence[:, :1]).any():
+        raise StagingError("K's mark channels differ between the heads of a sequence, or hold more than a mask")
+    return by_sequence[:, 0, :, np.newaxis]
+
+
+def _check_query(layout: StagingLayout, query: NDArray[np.float16]) -> None:
+    """Where K carries the mask, every row must add it to its scores, and the last one the canary's instead."""
+    marks = query[:, :, layout.head_dim :]
+    expected = np.zeros(marks.shape[1:], np.float16)
+    if not layout.mask_rows:
+        expected[:-1, 0] = 1
+        expected[-1, SCORE_CHANNEL] = 1
+    if (marks != expected).any():
+        raise StagingError("a query's mark channels do not ask for the mask that K carries: padding would be attended")
+
+
+def _check_canary(layout: StagingLayout, by_token: dict[str, NDArray[np.float16]], visible: NDArray[np.bool_]) -> None:
+    nonce = by_token["values"][:, -1]
+    score = by_token["keys"][:, -1, -1, SCORE_CHANNEL]
+    if layout.mask_rows:
+        apart = visible[:, -1, -1].all() and not visible[:, :-1, -1].any() and not visible[:, -1, :-1].any()
+    else:
+        apart = not visible[:, -1].any() and bool((score == CANARY_SCORE).all())
+    if not (apart and (np.abs(nonce) == 1).all()):
+        raise StagingError(
+            "the last token is not a canary that the last row alone sees: a stale result could not be told from a "
+            "fresh one"
+        )
+
+
+def _check_shape(name: str, shape: tuple[int, ...], layout: StagingLayout) -> None:
+    largest = max(shape, default=0)
     if largest > MAX_DIMENSION:
         raise DimensionTooLarge(
             f"{name} has a dimension of {largest}, the NPU's registers end at {MAX_DIMENSION}: "
@@ -86,6 +151,9 @@ def _check_dimensions(name: str, array: NDArray[np.float16]) -> None:
             dimension=largest,
             limit=MAX_DIMENSION,
         )
+    expected = getattr(layout, f"{name}_shape")
+    if shape != expected:
+        raise StagingError(f"{name} has shape {shape}, its buffer's layout says {expected}", name=name, shape=shape)
 
 
 def _check_place(name: str, array: NDArray[np.float16], memory: NDArray[np.uint8]) -> None:
@@ -100,25 +168,3 @@ def _check_place(name: str, array: NDArray[np.float16], memory: NDArray[np.uint8
         )
     if start % ALIGNMENT:
         raise Misaligned(f"{name} lies at {start:#x}, not on {ALIGNMENT} bytes", name=name, address=start)
-
-
-def _check_shapes(job: AttentionJob) -> None:
-    heads, rows, head_dim = job.query.shape
-    tokens = job.keys.shape[1]
-    if rows % ROW_MULTIPLE or tokens % TOKEN_MULTIPLE:
-        raise Misaligned(
-            f"{rows} rows and {tokens} tokens must be padded to multiples of {ROW_MULTIPLE} and {TOKEN_MULTIPLE}",
-            rows=rows,
-            tokens=tokens,
-        )
-    batch, mask_tokens, mask_rows = job.mask.shape
-    fits = (
-        job.keys.shape == job.values.shape == (heads, tokens, head_dim)
-        and job.out.shape == job.query.shape
-        and heads % batch == 0
-        and mask_tokens == tokens
-        and mask_rows in (1, rows)
-    )
-    if not fits:
-        shapes = {name: array.shape for name, array in job.operands()}
-        raise StagingError(f"the operands' shapes do not fit each other: {shapes}", shapes=shapes)

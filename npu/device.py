@@ -1,17 +1,17 @@
-"""What an attention job hands to an NPU, and how its result is proven fresh."""
+"""What an attention job hands to an NPU, and what every NPU, real or not, promises."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hostcache.errors import DeviceError
 from staging import StagingBuffer
 
-__all__ = ["MASKED", "MAX_DIMENSION", "ROW_MULTIPLE", "AttentionJob", "poison", "require_fresh"]
+__all__ = ["MAX_DIMENSION", "ROW_MULTIPLE", "AttentionDevice", "AttentionJob", "AttentionRun"]
 
 MAX_DIMENSION = 8191
 """The NPU's size registers hold 13 bits; the vendor runtime rejects 0x2010 = 8208 against a limit of 0x1fff."""
@@ -19,26 +19,20 @@ MAX_DIMENSION = 8191
 ROW_MULTIPLE = 4
 """Query rows per KV head are padded to a multiple of this; else rknn-toolkit2 2.5.0 inserts a convolution."""
 
-MASKED = np.float16(-1e4)
-"""Added to the score of a token that a row must not see. Exact in fp16, and finite: -inf turns a row into NaN."""
-
-_POISON = np.uint16(0x7F5A)
-"""A NaN whose payload no arithmetic makes: an overflow gives the canonical NaN, 0x7E00 or 0xFE00."""
-
 
 @dataclass(frozen=True)
 class AttentionJob:
     """One launch: `out = softmax(query @ keys^T + mask) @ values`, for each leading index.
 
-    The operands are fp16 views of the buffer's memory; the query is scaled already.
+    The operands are fp16 views of the buffer's memory, in the shapes of its layout; the query is scaled already.
 
     Attributes:
         buffer: READY; in flight until the job has ended.
-        query: `[batch * kv_heads, rows, head_dim]`.
-        keys: `[batch * kv_heads, tokens, head_dim]`.
-        values: like keys.
-        mask: `[batch, tokens, 1 or rows]`; each element 0 or `MASKED`.
-        out: like query; poisoned before the buffer was synced.
+        query: `[batch * kv_heads, rows, key_channels]`.
+        keys: `[batch * kv_heads, tokens, key_channels]`, or the layout's tiles.
+        values: `[batch * kv_heads, tokens, head_dim]`, or the layout's tiles.
+        mask: `[batch, tokens, rows]`, each element 0 or `MASKED`; `[batch, tokens, 0]` if K carries the mask.
+        out: `[batch * kv_heads, rows, head_dim]`.
     """
 
     buffer: StagingBuffer
@@ -59,30 +53,50 @@ class AttentionJob:
             yield name, getattr(self, name)
 
 
-def poison(out: NDArray[np.float16]) -> None:
-    """Fill the place of a result with a pattern that no result contains, before it is synced to the device.
+class AttentionRun(Protocol):
+    """A submitted job."""
 
-    A run that reports success and writes nothing, a core that drops out, and a missing sync from the device all
-    leave the pattern where the result should be. It proves freshness because the device writes into this very
-    memory; a runtime that hands back arrays of its own needs another proof.
+    @property
+    def ended(self) -> bool:
+        """Whether the device is done with the job's buffer."""
+
+    def wait(self) -> None:
+        """Return when the job has ended; its result is in device memory. Wait once.
+
+        Raises:
+            DeviceError: the run failed, or did not end in time: then `ended` is false, and the buffer is the device's
+                until it turns true.
+        """
+
+
+class AttentionDevice(Protocol):
+    """Runs attention jobs over the staging arena. All methods but `close` are called from one thread.
+
+    Attributes:
+        name: of the runtime, as people choose it.
+        numerics: names everything that can change a bit of a result.
+        cores: how many jobs run at once.
+        tiled: K and V are wanted in the NPU's own order.
     """
-    out.view(np.uint16)[...] = _POISON
 
+    name: str
+    numerics: str
+    cores: int
+    tiled: bool
 
-def require_fresh(out: NDArray[np.float16]) -> None:
-    """Prove that the device wrote every row of a result since `poison`.
+    def sync_to_device(self, offset: int, nbytes: int) -> None:
+        """Let the device see `nbytes` at `offset` of the arena as the host left them."""
 
-    One look per row, at its last element: rows are written whole and in ascending order.
+    def sync_from_device(self, offset: int, nbytes: int) -> None:
+        """Let the host see `nbytes` at `offset` of the arena as the device left them."""
 
-    Raises:
-        DeviceError: a row still holds the poison.
-    """
-    stale = int(np.count_nonzero(out.view(np.uint16)[..., -1] == _POISON))
-    if stale:
-        rows = out.shape[0] * out.shape[1]
-        raise DeviceError(
-            f"the run reported success but left {stale} of {rows} result rows unwritten: "
-            "a core dropped out, or memory was not synced from the device",
-            stale=stale,
-            rows=rows,
-        )
+    def submit(self, job: AttentionJob, core: int) -> AttentionRun:
+        """Give a job to a core; its buffer is in flight from now on. Jobs of one core run in order.
+
+        Raises:
+            StagingError: the job breaks the contract; it was not started, and its buffer keeps its state.
+            DeviceError: the device refused; likewise.
+        """
+
+    def close(self) -> None:
+        """Let go of the memory and of what the device holds. Safe to call twice."""

@@ -59,7 +59,7 @@ def attention(
     query: NDArray[np.float16],
     keys: NDArray[np.float16],
     values: NDArray[np.float16],
-    mask: NDArray[np.float16],
+    mask: NDArray[np.float16] | None,
     rounding: Rounding,
 ) -> NDArray[np.float16]:
     """`softmax(query @ keys^T + mask) @ values`, with the softmax as its own steps.
@@ -68,23 +68,23 @@ def attention(
     becomes infinity, and what follows from it NaN, as in the device; nothing is clamped.
 
     Args:
-        query: fp16 `[batch * kv_heads, rows, head_dim]`, scaled.
-        keys: fp16 `[batch * kv_heads, tokens, head_dim]`.
-        values: fp16, like keys.
-        mask: fp16 `[batch, tokens, 1 or rows]`, added to the scores.
+        query: fp16 `[batch * kv_heads, rows, key_channels]`, scaled.
+        keys: fp16 `[batch * kv_heads, tokens, key_channels]`.
+        values: fp16 `[batch * kv_heads, tokens, head_dim]`.
+        mask: fp16 `[batch, tokens, 1 or rows]`, added to the scores; None adds nothing.
         rounding: where to round.
 
     Returns:
-        fp16, like query.
+        fp16 `[batch * kv_heads, rows, head_dim]`.
     """
     by_op = rounding == "op"
-    batch = len(mask)
     with np.errstate(over="ignore", invalid="ignore"):
         scores = np.matmul(widen(query), widen(keys).transpose(0, 2, 1))
         _round(scores, by_op)
-        by_sequence = scores.reshape(batch, -1, *scores.shape[1:])  # a view
-        by_sequence += widen(mask).transpose(0, 2, 1)[:, np.newaxis]
-        _round(scores, by_op)
+        if mask is not None:
+            by_sequence = scores.reshape(len(mask), -1, *scores.shape[1:])  # a view
+            by_sequence += widen(mask).transpose(0, 2, 1)[:, np.newaxis]
+            _round(scores, by_op)
         scores -= scores.max(axis=2, keepdims=True)
         _round(scores, by_op)
         weights = np.exp(scores, out=scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,52 +11,97 @@ from numpy.typing import NDArray
 
 from hostcache.errors import DimensionTooLarge, UsageError
 from hostcache.geometry import KVGeometry
-from staging import Buckets, GatherPlan, StagingBuffer, StagingLayout
+from staging import MASKED, Buckets, GatherPlan, StagingBuffer, StagingLayout
 
 from .attention import AttentionBatch
-from .device import MASKED, MAX_DIMENSION, ROW_MULTIPLE
+from .canary import CANARY_ROWS, CANARY_TOKENS, Canary
+from .device import MAX_DIMENSION, ROW_MULTIPLE
+from .host_share import Share
 
-__all__ = ["TILE_TOKENS", "Launch", "LaunchPlanner"]
+__all__ = ["BATCHES", "TILES", "Launch", "LaunchPlanner", "capacity"]
 
-TILE_TOKENS = 64
-"""Query tokens of a prompt chunk that share a launch."""
+TILES = (16, 64)
+"""Query tokens of a prompt chunk that share a launch, at most; a graph is compiled for each size."""
+
+BATCHES = (1, 2, 4, 8, 16)
+"""Sequences with one query row each that share a launch; a graph is compiled for each size."""
+
+
+def capacity(bucket: int) -> int:
+    """Tokens of context that a bucket holds."""
+    return bucket - CANARY_TOKENS
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One job's share of a step, the same for every layer: `batch` sequences with `tile` query tokens each.
+    """One job's share of a step, the same for every layer: some sequences with `tile` query tokens each.
 
-    Row r of a KV head is query token `r // group` and query head `r % group` of its group; the rows that pad to
-    `layout.rows` repeat the last token's mask, so that none of them sees nothing, and their results are dropped.
+    Row r of a KV head is query token `r // group` and query head `r % group` of its group. Rows that pad to
+    `layout.rows` see what the last token sees, sequences that pad to `layout.batch` one token: none sees nothing, and
+    nobody reads their results. The last row is the canary's.
 
     Attributes:
         plan: how K and V are gathered.
-        lengths: int32 `[batch]`; tokens each sequence holds up to the tile's last token.
-        rows: int64 `[batch, tile]`; rows of the step's q and out.
+        lengths: int32 `[layout.batch]`; tokens each sequence holds up to the tile's last token.
+        rows: int64 `[sequences, tile]`; rows of the step's q and out.
+        tables: int32 `[sequences, width]`; block ids.
         group: query heads per KV head.
     """
 
     plan: GatherPlan
     lengths: NDArray[np.int32]
     rows: NDArray[np.int64]
+    tables: NDArray[np.int32]
     group: int
 
-    def write_query(self, buffer: StagingBuffer, q: NDArray[np.float32]) -> None:
-        """Put the launch's rows of q `[rows, heads, head_dim]` in place, scaled by `head_dim ** -0.5`, as fp16."""
-        layout = self.plan.layout
-        batch, tile = self.rows.shape
-        scaled = q[self.rows] * np.float32(layout.head_dim**-0.5)  # [batch, tile, heads, head_dim]
-        by_head = scaled.reshape(batch, tile, layout.kv_heads, self.group, layout.head_dim).swapaxes(1, 2)
-        used = tile * self.group
-        with np.errstate(over="ignore"):  # beyond fp16 is infinity, as in the cache
-            buffer.query[:, :used] = by_head.reshape(layout.heads, used, layout.head_dim)
-        buffer.query[:, used:] = 0
+    @property
+    def share(self) -> Share:
+        """The same rows, as the host's runtime takes them."""
+        sequences, tile = self.rows.shape
+        starts = np.arange(sequences + 1, dtype=np.int32) * np.int32(tile)
+        return Share(AttentionBatch(starts, self.lengths[:sequences], self.tables), self.rows.ravel())
 
-    def write_mask(self, buffer: StagingBuffer) -> None:
-        """Hide from each row what is behind its own token.
+    def write(self, buffer: StagingBuffer, q: NDArray[np.float32]) -> Canary:
+        """Put everything but K and V into a filled buffer.
 
-        The graph compiled for a board carries a decode batch's mask in an extra channel of K; here it is an operand.
+        Args:
+            buffer: filled by `plan`.
+            q: float32 `[rows, heads, head_dim]`, the step's, not scaled.
+
+        Returns:
+            The question that the result must answer.
         """
+        self._write_query(buffer, q)
+        if self.plan.layout.mask_rows:
+            self._write_mask(buffer)
+        canary = Canary(self.plan.layout.head_dim)
+        canary.write(buffer)
+        return canary
+
+    def read_out(self, buffer: StagingBuffer, out: NDArray[np.float32]) -> None:
+        """Put the buffer's result into the launch's rows of out `[rows, heads, head_dim]`."""
+        layout = self.plan.layout
+        sequences, tile = self.rows.shape
+        used = buffer.out[: sequences * layout.kv_heads, : tile * self.group]
+        by_head = used.reshape(sequences, layout.kv_heads, tile, -1)
+        out[self.rows] = by_head.swapaxes(1, 2).reshape(sequences, tile, -1, layout.head_dim)
+
+    def _write_query(self, buffer: StagingBuffer, q: NDArray[np.float32]) -> None:
+        """The launch's rows of q, scaled by `head_dim ** -0.5`, as fp16."""
+        layout = self.plan.layout
+        sequences, tile = self.rows.shape
+        scaled = q[self.rows] * np.float32(layout.head_dim**-0.5)  # [sequences, tile, heads, head_dim]
+        by_head = scaled.reshape(sequences, tile, layout.kv_heads, self.group, layout.head_dim).swapaxes(1, 2)
+        heads, used = sequences * layout.kv_heads, tile * self.group
+        query = buffer.query
+        query[...] = 0
+        with np.errstate(over="ignore"):  # beyond fp16 is infinity, as in the cache
+            query[:heads, :used, : layout.head_dim] = by_head.reshape(heads, used, layout.head_dim)
+        if not layout.mask_rows:
+            query[:, :, layout.head_dim] = 1  # K's mark counts
+
+    def _write_mask(self, buffer: StagingBuffer) -> None:
+        """Hide from each row what is behind its own token."""
         layout = self.plan.layout
         tile = self.rows.shape[1]
         token = np.minimum(np.arange(layout.mask_rows) // self.group, tile - 1)
@@ -67,13 +112,6 @@ class Launch:
         mask = buffer.mask
         mask[:, :everyone] = 0
         mask[:, everyone:] = np.where(hidden, MASKED, np.float16(0))
-
-    def read_out(self, buffer: StagingBuffer, out: NDArray[np.float32]) -> None:
-        """Put the buffer's result into the launch's rows of out `[rows, heads, head_dim]`."""
-        layout = self.plan.layout
-        batch, tile = self.rows.shape
-        by_head = buffer.out[:, : tile * self.group].reshape(batch, layout.kv_heads, tile, -1)
-        out[self.rows] = by_head.swapaxes(1, 2).reshape(batch, tile, -1, layout.head_dim)
 
 
 class _Part(NamedTuple):
@@ -97,16 +135,28 @@ class LaunchPlanner:
         pool_blocks: blocks in its pool.
         heads: query heads, a multiple of the KV heads.
         buckets: lengths that contexts are padded to.
+        batches: counts that decoding sequences are padded to, ascending.
+        tiled: K and V lie as the NPU keeps them.
 
     Attributes:
-        buffer_bytes: bytes a staging buffer needs: those of a full tile over the largest bucket.
+        buffer_bytes: bytes a staging buffer needs: those of the largest launch over the largest bucket that is not a
+            batch of several sequences.
 
     Raises:
-        UsageError: the heads do not fit the cache, or its elements are not fp16.
+        UsageError: the heads do not fit the cache, its elements are not fp16, or the batches do not rise from 1.
         DimensionTooLarge: a bucket, or the rows of a tile, are beyond `MAX_DIMENSION`.
     """
 
-    def __init__(self, geometry: KVGeometry, pool_blocks: int, heads: int, buckets: Buckets) -> None:
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        pool_blocks: int,
+        heads: int,
+        buckets: Buckets,
+        *,
+        batches: Sequence[int] = BATCHES,
+        tiled: bool = False,
+    ) -> None:
         if heads < 1 or heads % geometry.kv_heads:
             raise UsageError(
                 f"{heads} query heads are not a multiple of {geometry.kv_heads} KV heads",
@@ -115,11 +165,15 @@ class LaunchPlanner:
             )
         if geometry.itemsize != 2:
             raise UsageError(f"the NPU reads fp16, got itemsize {geometry.itemsize}", itemsize=geometry.itemsize)
+        if list(batches) != sorted({1, *batches}) or batches[0] != 1:
+            raise UsageError(f"batches must rise from 1, got {tuple(batches)}", batches=tuple(batches))
         self._geometry = geometry
         self._pool_blocks = pool_blocks
         self._group = heads // geometry.kv_heads
         self._buckets = buckets
-        largest = self._layout(batch=1, tile=TILE_TOKENS, tokens=buckets.largest)
+        self._batches = tuple(batches)
+        self._tiled = tiled
+        largest = self._layout(batch=1, tile=TILES[-1], tokens=buckets.largest)
         if max(largest.mask_shape) > MAX_DIMENSION:
             raise DimensionTooLarge(
                 f"a bucket of {largest.tokens} tokens and a tile of {largest.rows} rows: the NPU's registers end "
@@ -128,7 +182,7 @@ class LaunchPlanner:
                 rows=largest.rows,
                 limit=MAX_DIMENSION,
             )
-        self.buffer_bytes = largest.nbytes
+        self.buffer_bytes = max(largest.nbytes, self._layout(batch=1, tile=1, tokens=buckets.largest).nbytes)
 
     def plan(self, batch: AttentionBatch, sequences: NDArray[np.int64]) -> list[Launch]:
         """Cut some sequences of a step: each tile of several rows is a launch, single rows share one per bucket.
@@ -138,7 +192,7 @@ class LaunchPlanner:
             sequences: int64; which of its sequences to plan.
 
         Raises:
-            NoBucket: a sequence is longer than the largest bucket.
+            NoBucket: a sequence is longer than the largest bucket holds.
             UsageError: a table is too short or names a block outside the pool.
         """
         launches = []
@@ -148,7 +202,7 @@ class LaunchPlanner:
                 if part.rows > 1:
                     launches.append(self._launch(batch, [part]))
                 else:
-                    singles.setdefault(self._buckets.fit(part.length), []).append(part)
+                    singles.setdefault(self._bucket(part), []).append(part)
         for bucket, parts in sorted(singles.items()):
             most = self._most_singles(bucket)
             for start in range(0, len(parts), most):
@@ -157,30 +211,40 @@ class LaunchPlanner:
 
     def _launch(self, batch: AttentionBatch, parts: list[_Part]) -> Launch:
         """One launch of parts that have the same number of rows and the same bucket."""
-        tile = parts[0].rows
-        layout = self._layout(len(parts), tile, self._buckets.fit(parts[0].length))
-        lengths = np.array([part.length for part in parts], np.int32)
+        rows = parts[0].rows
+        layout = self._layout(self._padded(len(parts)), rows, self._bucket(parts[0]))
         tables = batch.tables[[part.sequence for part in parts]]
         first = np.array([part.first for part in parts], np.int64)
-        plan = GatherPlan.build(self._geometry, self._pool_blocks, tables, lengths, layout)
-        return Launch(plan, lengths, first[:, np.newaxis] + np.arange(tile), self._group)
+        # Sequences that pad the batch hold the first token of the first one.
+        padding = layout.batch - len(parts)
+        lengths = np.array([part.length for part in parts] + [1] * padding, np.int32)
+        padded = np.concatenate([tables, np.repeat(tables[:1], padding, axis=0)])
+        plan = GatherPlan.build(self._geometry, self._pool_blocks, padded, lengths, layout)
+        return Launch(plan, lengths, first[:, np.newaxis] + np.arange(rows), tables, self._group)
+
+    def _bucket(self, part: _Part) -> int:
+        return self._buckets.fit(part.length + CANARY_TOKENS)
+
+    def _padded(self, sequences: int) -> int:
+        return next(batch for batch in self._batches if batch >= sequences)
 
     def _most_singles(self, tokens: int) -> int:
-        """Sequences of one row each that fit a buffer at this bucket."""
-        alone = self._layout(batch=1, tile=1, tokens=tokens).nbytes  # together they pad less
-        return min(self.buffer_bytes // alone, MAX_DIMENSION // self._geometry.kv_heads)
+        """Sequences of one row each that fit a buffer at this bucket: a number there is a graph for."""
+        fitting = (batch for batch in self._batches if self._layout(batch, 1, tokens).nbytes <= self.buffer_bytes)
+        return max(batch for batch in fitting if batch * self._geometry.kv_heads <= MAX_DIMENSION)
 
     def _layout(self, batch: int, tile: int, tokens: int) -> StagingLayout:
         geometry = self._geometry
-        rows = -(-tile * self._group // ROW_MULTIPLE) * ROW_MULTIPLE
-        mask_rows = 1 if tile == 1 else rows
-        return StagingLayout(batch, geometry.kv_heads, tokens, rows, geometry.head_dim, mask_rows)
+        graph_tile = 1 if tile == 1 else next(size for size in TILES if size >= tile)
+        rows = -(-(graph_tile * self._group + CANARY_ROWS) // ROW_MULTIPLE) * ROW_MULTIPLE
+        mask_rows = 0 if tile == 1 else rows
+        return StagingLayout(batch, geometry.kv_heads, tokens, rows, geometry.head_dim, mask_rows, self._tiled)
 
 
 def _parts(batch: AttentionBatch, sequence: int) -> Iterator[_Part]:
-    """A sequence's rows, `TILE_TOKENS` at a time."""
+    """A sequence's rows, the largest tile at a time."""
     start, end = (int(row) for row in batch.query_starts[sequence : sequence + 2])
     before = int(batch.context_lens[sequence]) - (end - start)  # tokens in front of the step's own
-    for first in range(start, end, TILE_TOKENS):
-        last = min(first + TILE_TOKENS, end)
+    for first in range(start, end, TILES[-1]):
+        last = min(first + TILES[-1], end)
         yield _Part(sequence, first, last - first, before + last - start)

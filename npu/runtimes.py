@@ -32,7 +32,7 @@ def open_runtime(
         name: see `RuntimeName`.
         cache: where K and V lie; it must outlive the runtime.
         heads: query heads of the model.
-        threads: threads of the `cpu` runtime, and of the fallback of `emulated`.
+        threads: threads of the `cpu` runtime, which also attends what `emulated` leaves to the host.
         rounding: where the emulated NPU rounds to fp16.
 
     Raises:
@@ -41,10 +41,10 @@ def open_runtime(
     if name in ("auto", "cpu"):
         return CpuAttention(cache, heads, threads)
     if name == "emulated":
-        fallback = CpuAttention(cache, heads, threads)
+        host = CpuAttention(cache, heads, threads)
         try:
-            return EmulatedAttention(cache, heads, rounding, fallback=fallback)
+            return EmulatedAttention(cache, heads, rounding, host=host)
         except BaseException:
-            fallback.close()  # it holds on to the cache, which the caller is about to close
+            host.close()  # it holds on to the cache, which the caller is about to close
             raise
     raise UsageError(f"no runtime is called '{name}': use one of {', '.join(get_args(RuntimeName))}", runtime=name)

@@ -3,17 +3,21 @@
 from .arena import StagingArena
 from .buckets import DEFAULT_BUCKETS, Buckets
 from .buffer import BufferState, DeviceMemory, StagingBuffer
-from .layout import ALIGNMENT, TOKEN_MULTIPLE, StagingLayout
+from .layout import ALIGNMENT, MARK_CHANNELS, MASKED, TILE_CHANNELS, TOKEN_MULTIPLE, Place, StagingLayout
 from .plan import GatherPlan
 
 __all__ = [
     "ALIGNMENT",
     "DEFAULT_BUCKETS",
+    "MARK_CHANNELS",
+    "MASKED",
+    "TILE_CHANNELS",
     "TOKEN_MULTIPLE",
     "Buckets",
     "BufferState",
     "DeviceMemory",
     "GatherPlan",
+    "Place",
     "StagingArena",
     "StagingBuffer",
     "StagingLayout",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hostcache.errors import Misaligned, StagingError, UsageError
 from hostcache.region import Region
 
@@ -81,10 +83,12 @@ class StagingArena:
         )
 
     def close(self) -> None:
-        """Give the region back. Safe to call twice.
+        """Give the region back; its buffers hold nothing from then on. Safe to call twice.
 
         Raises:
             RegionError: somebody still holds a view of the memory.
         """
+        for buffer in self.buffers:
+            buffer.memory = np.empty(0, np.uint8)
         self.buffers = []
         self._region.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from math import prod
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,17 @@ from hostcache.cache import PagedKVCache
 from hostcache.errors import OutsideArena, UsageError, WrongState
 
 from ._gather import ffi, lib
-from .layout import StagingLayout
+from .layout import FP16_BYTES, MARK_CHANNELS, MASKED, Place, StagingLayout
 from .plan import GatherPlan
 
+if TYPE_CHECKING:
+    from hostcache._cffi import CData
+
 __all__ = ["BufferState", "DeviceMemory", "StagingBuffer"]
+
+# What K's mark channels hold: of a token that every row of its sequence sees, and of one that none sees.
+_SEEN = ffi.from_buffer("uint8_t[]", np.zeros(MARK_CHANNELS, np.float16))
+_HIDDEN = ffi.from_buffer("uint8_t[]", np.array([MASKED, *[0] * (MARK_CHANNELS - 1)], np.float16))
 
 
 class BufferState(enum.Enum):
@@ -101,12 +109,15 @@ class StagingBuffer:
         values_shift = keys_shift + plan.geometry.kv_bytes
         source = ffi.from_buffer("uint8_t[]", cache.buffer)
         target = ffi.from_buffer("uint8_t[]", self.memory, require_writable=True)
-        rows = ffi.from_buffer("int64_t[]", plan.rows)
+        copies = ffi.from_buffer("int64_t[]", plan.copies)
         tails = ffi.from_buffer("int64_t[]", plan.tails)
         with cache.pool.fence(plan.blocks):
-            for start, shift in ((layout.keys_offset, keys_shift), (layout.values_offset, values_shift)):
-                lib.rp_gather(source, shift, target + start, rows, len(plan.rows))
-                lib.rp_zero(target + start, tails, len(plan.tails))
+            for start, shift, place in (
+                (layout.keys_offset, keys_shift, _c_place(layout.keys_place)),
+                (layout.values_offset, values_shift, _c_place(layout.values_place)),
+            ):
+                lib.rp_gather(source, shift, target + start, place, copies, len(plan.copies), _SEEN)
+                lib.rp_clear(target + start, place, tails, len(plan.tails), _HIDDEN)
         self._layout = layout
 
     @property
@@ -122,13 +133,13 @@ class StagingBuffer:
 
     @property
     def keys(self) -> NDArray[np.float16]:
-        """Fp16 `layout.kv_shape`: a view, as the following are."""
-        return self._view(self.layout.keys_offset, self.layout.kv_shape)
+        """Fp16 `layout.keys_shape`: a view, as the following are."""
+        return self._view(self.layout.keys_offset, self.layout.keys_shape)
 
     @property
     def values(self) -> NDArray[np.float16]:
-        """Fp16 `layout.kv_shape`."""
-        return self._view(self.layout.values_offset, self.layout.kv_shape)
+        """Fp16 `layout.values_shape`."""
+        return self._view(self.layout.values_offset, self.layout.values_shape)
 
     @property
     def query(self) -> NDArray[np.float16]:
@@ -137,13 +148,13 @@ class StagingBuffer:
 
     @property
     def mask(self) -> NDArray[np.float16]:
-        """Fp16 `layout.mask_shape`; the host writes it while FILLING."""
+        """Fp16 `layout.mask_shape`, empty if K carries the mask; the host writes it while FILLING."""
         return self._view(self.layout.mask_offset, self.layout.mask_shape)
 
     @property
     def out(self) -> NDArray[np.float16]:
-        """Fp16 `layout.query_shape`; the device writes it, the host reads it after `sync_from_device`."""
-        return self._view(self.layout.out_offset, self.layout.query_shape)
+        """Fp16 `layout.out_shape`; the device writes it, the host reads it after `sync_from_device`."""
+        return self._view(self.layout.out_offset, self.layout.out_shape)
 
     def sync_to_device(self) -> None:
         """FILLING -> READY: the device sees the bytes as they are now."""
@@ -172,8 +183,8 @@ class StagingBuffer:
         self.state = BufferState.FREE
         self._layout = None
 
-    def _view(self, offset: int, shape: tuple[int, int, int]) -> NDArray[np.float16]:
-        nbytes = shape[0] * shape[1] * shape[2] * 2
+    def _view(self, offset: int, shape: tuple[int, ...]) -> NDArray[np.float16]:
+        nbytes = prod(shape) * FP16_BYTES
         return self.memory[offset : offset + nbytes].view(np.float16).reshape(shape)
 
     def _check_plan(self, cache: PagedKVCache, plan: GatherPlan, layer: int) -> None:
@@ -193,3 +204,10 @@ class StagingBuffer:
                 asked=plan.layout.nbytes,
                 buffer_bytes=len(self.memory),
             )
+
+
+def _c_place(place: Place) -> CData:
+    fields = ffi.new("rp_place *")
+    for name, value in vars(place).items():
+        setattr(fields, name, value)
+    return fields

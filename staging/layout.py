@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT", "TOKEN_MULTIPLE", "StagingLayout"]
+from hostcache.errors import UsageError
+
+__all__ = ["ALIGNMENT", "MARK_CHANNELS", "MASKED", "TILE_CHANNELS", "TOKEN_MULTIPLE", "Place", "StagingLayout"]
 
 ALIGNMENT = 64
 """Bytes. One cache line, of the RK3588's cores too: a sync of one operand never touches its neighbour's bytes."""
@@ -15,11 +18,34 @@ ALIGNMENT = 64
 TOKEN_MULTIPLE = 4
 """Tokens. Lengths the vendor compiler takes without inserting a convolution to pad them (rknn-toolkit2 2.5.0)."""
 
+TILE_CHANNELS = 8
+"""Channels of fp16 that the RK3588's NPU keeps together: its native order is `[channels / 8, tokens, 8]`."""
+
+MARK_CHANNELS = TILE_CHANNELS
+"""Channels behind the head's own that carry a token's mask: a whole tile, of which the first says it all."""
+
+MASKED = np.float16(-1e4)
+"""Added to the score of a token that a row must not see. Exact in fp16, and finite: -inf turns a row into NaN."""
+
 FP16_BYTES = 2
+
+_Element = TypeVar("_Element", bound=np.generic)
 
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Place:
+    """How the tokens of K or of V lie in memory: the fields of `rp_place`, which `_gather.h` explains."""
+
+    head_stride: int
+    token_stride: int
+    piece_stride: int
+    piece_bytes: int
+    pieces: int
+    mark_bytes: int
 
 
 @dataclass(frozen=True)
@@ -28,25 +54,30 @@ class StagingLayout:
 
     ::
 
-        keys    [batch * kv_heads, tokens, head_dim]
+        keys    [batch * kv_heads, tokens, key_channels]
         values  [batch * kv_heads, tokens, head_dim]
-        query   [batch * kv_heads, rows,   head_dim]
+        query   [batch * kv_heads, rows,   key_channels]
         mask    [batch,            tokens, mask_rows]
         out     [batch * kv_heads, rows,   head_dim]
 
     Everything that one job reads or writes is one range of memory, so one sync each way serves it.
 
-    The order of K's and V's bytes, token-major here, is known to `kv_shape`, `gather_rows` and `tail_runs` and to
-    nothing else in this package. The NPU's own tiles `[batch * kv_heads, head_dim / 8, tokens, 8]` would be another
-    class with the same three members.
+    A mask is an operand of its own where rows see different tokens. Where all rows of a sequence see the same
+    (`mask_rows` 0), K carries it: `MARK_CHANNELS` more channels, the first of them `MASKED` for a token that is not
+    seen and 0 for one that is, so that a 1 in the query's adds it to the score. That spares the operand, and sequences
+    of different lengths share a launch.
 
     Attributes:
         batch: sequences.
         kv_heads: KV heads of each.
         tokens: the bucket: tokens each sequence is padded to.
         rows: query rows of each KV head.
-        head_dim: elements per head.
-        mask_rows: 1 when all rows of a sequence see the same tokens, else `rows`.
+        head_dim: elements per head, a multiple of 8.
+        mask_rows: `rows`, or 0 if K carries the mask.
+        tiled: K and V lie as the NPU keeps them, `[batch * kv_heads, channels / 8, tokens, 8]`.
+
+    Raises:
+        UsageError: head_dim is not a multiple of 8.
     """
 
     batch: int
@@ -55,6 +86,14 @@ class StagingLayout:
     rows: int
     head_dim: int
     mask_rows: int
+    tiled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.head_dim % TILE_CHANNELS:
+            raise UsageError(
+                f"a head of {self.head_dim} channels cannot be staged: the NPU takes multiples of {TILE_CHANNELS}",
+                head_dim=self.head_dim,
+            )
 
     @property
     def heads(self) -> int:
@@ -62,14 +101,24 @@ class StagingLayout:
         return self.batch * self.kv_heads
 
     @property
-    def kv_shape(self) -> tuple[int, int, int]:
-        """Shape of keys and of values."""
-        return self.heads, self.tokens, self.head_dim
+    def key_channels(self) -> int:
+        """Channels of keys and of query."""
+        return self.head_dim + (0 if self.mask_rows else MARK_CHANNELS)
+
+    @property
+    def keys_shape(self) -> tuple[int, ...]:
+        """Shape of keys as they lie."""
+        return self._kv_shape(self.key_channels)
+
+    @property
+    def values_shape(self) -> tuple[int, ...]:
+        """Shape of values as they lie."""
+        return self._kv_shape(self.head_dim)
 
     @property
     def query_shape(self) -> tuple[int, int, int]:
-        """Shape of query and of out."""
-        return self.heads, self.rows, self.head_dim
+        """Shape of query."""
+        return self.heads, self.rows, self.key_channels
 
     @property
     def mask_shape(self) -> tuple[int, int, int]:
@@ -77,9 +126,9 @@ class StagingLayout:
         return self.batch, self.tokens, self.mask_rows
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of one head's key (or value) of one token."""
-        return self.head_dim * FP16_BYTES
+    def out_shape(self) -> tuple[int, int, int]:
+        """Shape of out."""
+        return self.heads, self.rows, self.head_dim
 
     @property
     def keys_offset(self) -> int:
@@ -88,15 +137,15 @@ class StagingLayout:
 
     @property
     def values_offset(self) -> int:  # noqa: D102 - see keys_offset
-        return self._kv_bytes
+        return _aligned(self.heads * self.tokens * self.key_channels * FP16_BYTES)
 
     @property
     def query_offset(self) -> int:  # noqa: D102 - see keys_offset
-        return 2 * self._kv_bytes
+        return self.values_offset + _aligned(self.heads * self.tokens * self.head_dim * FP16_BYTES)
 
     @property
     def mask_offset(self) -> int:  # noqa: D102 - see keys_offset
-        return self.query_offset + self._query_bytes
+        return self.query_offset + _aligned(self.heads * self.rows * self.key_channels * FP16_BYTES)
 
     @property
     def out_offset(self) -> int:  # noqa: D102 - see keys_offset
@@ -105,7 +154,7 @@ class StagingLayout:
     @property
     def out_bytes(self) -> int:
         """Bytes of out, up to the next cache line."""
-        return self._query_bytes
+        return _aligned(self.heads * self.rows * self.head_dim * FP16_BYTES)
 
     @property
     def nbytes(self) -> int:
@@ -113,44 +162,32 @@ class StagingLayout:
         return self.out_offset + self.out_bytes
 
     @property
-    def _kv_bytes(self) -> int:
-        return _aligned(self.heads * self.tokens * self.token_bytes)
+    def keys_place(self) -> Place:
+        """Where a token of keys goes."""
+        return self._place(self.key_channels, marked=not self.mask_rows)
 
     @property
-    def _query_bytes(self) -> int:
-        return _aligned(self.heads * self.rows * self.token_bytes)
+    def values_place(self) -> Place:
+        """Where a token of values goes."""
+        return self._place(self.head_dim, marked=False)
 
-    def gather_rows(
-        self, source: NDArray[np.int64], head: NDArray[np.int64], token: NDArray[np.int64], count: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Copies that bring runs of `count` tokens `[count, head_dim]` of one head to their place.
+    def by_token(self, operand: NDArray[_Element]) -> NDArray[_Element]:
+        """Keys or values as they lie, seen as `[heads, tokens, channels / 8, 8]`: a view, whatever the order."""
+        if self.tiled:
+            return operand.transpose(0, 2, 1, 3)
+        return operand.reshape(self.heads, self.tokens, -1, TILE_CHANNELS)
 
-        Args:
-            source: int64, any shape; byte offset of each run in the pool.
-            head: where the run goes: index into the leading dimension of keys. This and the next two broadcast
-                to the shape of `source`.
-            token: where the run goes: its first token.
-            count: tokens in the run.
+    def _kv_shape(self, channels: int) -> tuple[int, ...]:
+        if self.tiled:
+            return self.heads, channels // TILE_CHANNELS, self.tokens, TILE_CHANNELS
+        return self.heads, self.tokens, channels
 
-        Returns:
-            int64 `[copies, 3]`: source offset, destination offset from the start of keys (or values), bytes.
-        """
-        rows = np.empty((*source.shape, 3), np.int64)
-        rows[..., 0] = source
-        rows[..., 1] = (head * self.tokens + token) * self.token_bytes
-        rows[..., 2] = count * self.token_bytes
-        return rows.reshape(-1, 3)
-
-    def tail_runs(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What lies behind the valid tokens of every head.
-
-        Args:
-            lengths: int64 `[batch]`; valid tokens of each sequence.
-
-        Returns:
-            int64 `[runs, 2]`: offset from the start of keys (or values), bytes. No run is empty.
-        """
-        valid = np.repeat(lengths, self.kv_heads)
-        first = np.arange(self.heads, dtype=np.int64) * self.tokens + valid
-        runs = np.stack([first, self.tokens - valid], axis=1) * self.token_bytes
-        return np.ascontiguousarray(runs[valid < self.tokens])
+    def _place(self, channels: int, *, marked: bool) -> Place:
+        token_bytes, mark_bytes = channels * FP16_BYTES, MARK_CHANNELS * FP16_BYTES * marked
+        if self.tiled:
+            tile_bytes = TILE_CHANNELS * FP16_BYTES
+            pieces = self.head_dim // TILE_CHANNELS
+            tile_stride = self.tokens * tile_bytes
+            return Place(self.tokens * token_bytes, tile_bytes, tile_stride, tile_bytes, pieces, mark_bytes)
+        own_bytes = self.head_dim * FP16_BYTES
+        return Place(self.tokens * token_bytes, token_bytes, own_bytes, own_bytes, 1, mark_bytes)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hostcache.errors import NoBucket, UsageError
 from hostcache.geometry import KVGeometry
 
-from .layout import StagingLayout
+from .layout import FP16_BYTES, StagingLayout
 
 __all__ = ["GatherPlan"]
 
@@ -26,16 +26,16 @@ class GatherPlan:
         geometry: of the cache the plan reads.
         layout: where the copies go.
         pool_blocks: blocks of the pool the plan was checked against.
-        rows: int64 `[copies, 3]`, C-contiguous: source offset in the pool for K of layer 0, destination offset from
-            the start of keys, bytes. A block's heads follow each other: they are neighbours in the pool.
-        tails: int64 `[runs, 2]`, C-contiguous: offset from the start of keys, bytes; to be zeroed.
+        copies: int64 `[copies, 4]`, C-contiguous: source offset in the pool for K of layer 0; head, first token and
+            tokens in the layout. A block's heads follow each other: they are neighbours in the pool.
+        tails: int64 `[runs, 3]`, C-contiguous: head, first token, tokens; what lies behind the valid ones.
         blocks: each block that is read, once.
     """
 
     geometry: KVGeometry
     layout: StagingLayout
     pool_blocks: int
-    rows: NDArray[np.int64]
+    copies: NDArray[np.int64]
     tails: NDArray[np.int64]
     blocks: list[int]
 
@@ -86,23 +86,31 @@ class GatherPlan:
 
         first = nth * geometry.block_tokens
         head = np.arange(geometry.kv_heads)
-        rows = layout.gather_rows(
-            source=ids[:, None] * geometry.block_bytes + head * geometry.row_bytes,
-            head=sequence[:, None] * geometry.kv_heads + head,
-            token=first[:, None],
-            count=np.minimum(geometry.block_tokens, valid[sequence] - first)[:, None],
-        )
-        return cls(geometry, layout, pool_blocks, rows, layout.tail_runs(valid), np.unique(ids).tolist())
+        copies = np.empty((len(ids), geometry.kv_heads, 4), np.int64)
+        copies[..., 0] = ids[:, None] * geometry.block_bytes + head * geometry.row_bytes
+        copies[..., 1] = sequence[:, None] * geometry.kv_heads + head
+        copies[..., 2] = first[:, None]
+        copies[..., 3] = np.minimum(geometry.block_tokens, valid[sequence] - first)[:, None]
+        tails = _tails(valid, layout)
+        return cls(geometry, layout, pool_blocks, copies.reshape(-1, 4), tails, np.unique(ids).tolist())
+
+
+def _tails(lengths: NDArray[np.int64], layout: StagingLayout) -> NDArray[np.int64]:
+    """What lies behind the valid tokens of every head; no run is empty."""
+    valid = np.repeat(lengths, layout.kv_heads)
+    runs = np.stack([np.arange(layout.heads), valid, layout.tokens - valid], axis=1)
+    return np.ascontiguousarray(runs[valid < layout.tokens])
 
 
 def _check_shapes(
     geometry: KVGeometry, tables: NDArray[np.int32], lengths: NDArray[np.int64], layout: StagingLayout
 ) -> None:
     """Refuse what would make a copy read or write outside its memory."""
+    token_bytes = layout.head_dim * FP16_BYTES
     cache_shape = (geometry.kv_heads, geometry.head_dim * geometry.itemsize)
-    if cache_shape != (layout.kv_heads, layout.token_bytes):
+    if cache_shape != (layout.kv_heads, token_bytes):
         raise UsageError(
-            f"the layout has {layout.kv_heads} heads of {layout.token_bytes} bytes, the cache "
+            f"the layout has {layout.kv_heads} heads of {token_bytes} bytes, the cache "
             f"{geometry.kv_heads} of {geometry.head_dim * geometry.itemsize}",
             layout=layout,
             geometry=geometry,

@@ -115,10 +115,10 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> MemoryPlan:
     from hostcache.errors import UsageError
     from hostcache.geometry import KVGeometry
-    from npu.emulated import arena_bytes
     from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes
     from npu.model import ModelConfig
     from npu.source import open_model
+    from npu.staged import arena_bytes
     from npu.weights import plan_weights
 
     if (args.geometry is None) != (args.weights is None) or (args.geometry is not None and args.model is not None):

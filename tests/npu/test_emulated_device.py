@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -25,10 +25,11 @@ from hostcache.errors import (
     UsageError,
     WrongState,
 )
-from npu.device import MASKED, AttentionJob, poison, require_fresh
+from npu.canary import Canary
+from npu.device import AttentionJob
 from npu.emulated_device import EmulatedDevice, Faults
 from npu.fp16 import Rounding, attention, widen
-from staging import StagingArena, StagingBuffer
+from staging import MASKED, StagingArena, StagingBuffer
 from tests.staging.flat import noisy_cache, plan_of
 
 GEOMETRY = KVGeometry(layers=1, kv_heads=2, head_dim=8)
@@ -40,20 +41,29 @@ TOKENS = 64
 
 @dataclass
 class Bench:
-    """A device with an arena, and one decode job of two sequences."""
+    """A device with an arena, and one job of two sequences: a decode row each, or two rows that see the same."""
 
     device: EmulatedDevice
     arena: StagingArena
+    masked_by: str = "keys"
 
     def filled(self, tokens: int = TOKENS, rows: int = 4) -> StagingBuffer:
         """A buffer with everything in place but not synced."""
         buffer = self.arena.acquire()
-        buffer.fill(CACHE, plan_of(CACHE, [[0, 1], [2, 3, 1]], LENGTHS, tokens, rows), 0)
-        buffer.query[...] = np.random.default_rng(2).standard_normal(buffer.query.shape)
-        for sequence, length in enumerate(LENGTHS):
-            buffer.mask[sequence, :length] = 0
-            buffer.mask[sequence, length:] = MASKED
-        poison(buffer.out)
+        mask_rows = rows if self.masked_by == "operand" else 0
+        tables = [[0, 1], [2, 3, 1]]
+        plan = plan_of(CACHE, tables, LENGTHS, tokens, rows, mask_rows=mask_rows, tiled=self.device.tiled)
+        buffer.fill(CACHE, plan, 0)
+        head_dim = GEOMETRY.head_dim
+        buffer.query[...] = 0
+        buffer.query[:, :, :head_dim] = np.random.default_rng(2).standard_normal((4, rows, head_dim))
+        buffer.query[:, :, head_dim : head_dim + 1] = 1
+        if mask_rows:
+            for sequence, length in enumerate(LENGTHS):
+                buffer.mask[sequence, :length] = 0
+                buffer.mask[sequence, length:] = MASKED
+        self.canary = Canary(head_dim)
+        self.canary.write(buffer)
         return buffer
 
     def ready(self) -> AttentionJob:
@@ -62,27 +72,45 @@ class Bench:
         buffer.sync_to_device()
         return AttentionJob.over(buffer)
 
+    def run(self, job: AttentionJob) -> None:
+        """Run a job to its end."""
+        self.device.submit(job, core=0).wait()
+
     def result(self) -> NDArray[np.float16]:
-        """Run a good job from start to end."""
+        """Run a good job from start to end; without the canary's row, which differs every time."""
         job = self.ready()
-        self.device.run(job)
+        self.run(job)
         job.buffer.sync_from_device()
-        require_fresh(job.out)
-        out = job.out.copy()
+        self.canary.check(job.out)
+        out = job.out[:, :-1].copy()
         job.buffer.release()
         return out
 
 
-def bench_with(faults: Faults | None = None, buffers: int = 2, cores: int = 3, nbytes: int = 1 << 20) -> Bench:
+def bench_with(
+    faults: Faults | None = None,
+    buffers: int = 2,
+    cores: int = 3,
+    nbytes: int = 1 << 20,
+    masked_by: str = "keys",
+    *,
+    tiled: bool = False,
+) -> Bench:
     region = Region.anonymous(buffers * nbytes)
-    device = EmulatedDevice(region.buffer, "output", cores, faults)
-    return Bench(device, StagingArena(region, buffers, device))
+    device = EmulatedDevice(region.buffer, "output", cores, faults, tiled=tiled)
+    return Bench(device, StagingArena(region, buffers, device), masked_by)
+
+
+@pytest.fixture(params=["keys", "operand"])
+def masked_by(request: pytest.FixtureRequest) -> str:
+    """Where a job's mask is."""
+    return str(request.param)
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench(masked_by: str) -> Iterator[Bench]:
     """Checks after each test that a breach leaves the arena usable."""
-    bench = bench_with()
+    bench = bench_with(masked_by=masked_by)
     before = bench.result()
     yield bench
     for buffer in bench.arena.buffers:
@@ -97,31 +125,31 @@ def bench() -> Iterator[Bench]:
 def test_a_buffer_that_was_not_synced_is_in_the_wrong_state(bench: Bench) -> None:
     buffer = bench.filled()
     with pytest.raises(WrongState, match="staging buffer 0 is filling, this needs it ready"):
-        bench.device.run(AttentionJob.over(buffer))
+        bench.run(AttentionJob.over(buffer))
 
 
 def test_a_job_runs_once(bench: Bench) -> None:
     job = bench.ready()
-    bench.device.run(job)
+    bench.run(job)
     with pytest.raises(WrongState, match="staging buffer 0 is in flight, this needs it ready"):
-        bench.device.run(job)
+        bench.run(job)
 
 
 def test_a_buffer_released_while_its_job_is_in_flight_is_noticed(bench: Bench) -> None:
     job = bench.ready()
-    run = bench.device.submit(job)
+    run = bench.device.submit(job, core=0)
     job.buffer.release()
     with pytest.raises(WrongState, match="staging buffer 0 is free, this needs it in flight"):
         run.wait()
 
 
-@pytest.mark.parametrize("operand", ["query", "keys", "values", "mask", "out"])
+@pytest.mark.parametrize("operand", ["query", "keys", "values", "out"])
 def test_a_write_after_the_sync_is_noticed_whatever_it_hits(bench: Bench, operand: str) -> None:
     job = bench.ready()
     last = getattr(job, operand)[-1, -1, -1:].view(np.uint16)
     last ^= 1
     with pytest.raises(NotSynced, match=f"the host wrote to {operand} after the last sync"):
-        bench.device.run(job)
+        bench.run(job)
 
 
 def test_a_device_that_was_never_synced_takes_not_even_zeros_for_granted() -> None:
@@ -135,27 +163,35 @@ def test_a_device_that_was_never_synced_takes_not_even_zeros_for_granted() -> No
     buffer.query[...] = 0
     buffer.sync_to_device()
     with pytest.raises(NotSynced, match="the host wrote to query"):
-        device.run(AttentionJob.over(buffer))
+        device.submit(AttentionJob.over(buffer), core=0)
+
+
+def spread(job: AttentionJob, operand: str) -> NDArray[np.float16]:
+    """An operand's shape, over memory of its buffer that has gaps."""
+    array: NDArray[np.float16] = getattr(job, operand)
+    strides = (array.strides[0] * 2, *array.strides[1:])
+    return np.lib.stride_tricks.as_strided(array, array.shape, strides)
 
 
 @pytest.mark.parametrize("operand", ["query", "keys", "values"])
 def test_rows_with_gaps_are_refused(bench: Bench, operand: str) -> None:
     job = bench.ready()
+    gaps: dict[str, Any] = {operand: spread(job, operand)}
     with pytest.raises(NotContiguous, match=f"{operand} has strides"):
-        bench.device.run(replace(job, **{operand: getattr(job, operand)[:, ::2]}))
+        bench.run(replace(job, **gaps))
 
 
-@pytest.mark.parametrize("operand", ["query", "keys", "values", "mask", "out"])
+@pytest.mark.parametrize("operand", ["query", "keys", "values", "out"])
 def test_memory_of_somebody_else_is_refused(bench: Bench, operand: str) -> None:
     job = bench.ready()
     with pytest.raises(OutsideArena, match=f"{operand} lies at .* not inside the job's staging buffer"):
-        bench.device.run(replace(job, **{operand: getattr(job, operand).copy()}))
+        bench.run(replace(job, **{operand: getattr(job, operand).copy()}))
 
 
 def test_another_buffer_of_the_arena_is_somebody_else(bench: Bench) -> None:
     job, other = bench.ready(), bench.ready()
     with pytest.raises(OutsideArena):
-        bench.device.run(replace(job, out=other.out))
+        bench.run(replace(job, out=other.out))
 
 
 def test_an_address_off_its_cache_line_is_refused(bench: Bench) -> None:
@@ -163,7 +199,7 @@ def test_an_address_off_its_cache_line_is_refused(bench: Bench) -> None:
     start = job.buffer.layout.query_offset + 2
     shifted = job.buffer.memory[start : start + job.query.nbytes].view(np.float16).reshape(job.query.shape)
     with pytest.raises(Misaligned, match=r"query lies at .* not on 64 bytes"):
-        bench.device.run(replace(job, query=shifted))
+        bench.run(replace(job, query=shifted))
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(66, 4), (64, 3), (64, 1)])
@@ -171,29 +207,29 @@ def test_tokens_and_rows_that_are_not_padded_are_refused(bench: Bench, tokens: i
     buffer = bench.filled(tokens, rows)
     buffer.sync_to_device()
     with pytest.raises(Misaligned, match=f"{rows} rows and {tokens} tokens must be padded to multiples of 4 and 4"):
-        bench.device.run(AttentionJob.over(buffer))
+        bench.run(AttentionJob.over(buffer))
 
 
 @pytest.mark.parametrize(
     ("tokens", "rows", "operand"), [(8188, 4, None), (8192, 4, "keys"), (64, 8188, None), (64, 8192, "query")]
 )
 def test_a_dimension_beyond_thirteen_bits_is_refused(tokens: int, rows: int, operand: str | None) -> None:
-    bench = bench_with(buffers=1, nbytes=2 << 20)
+    bench = bench_with(buffers=1, nbytes=4 << 20)
     buffer = bench.filled(tokens, rows)
     buffer.sync_to_device()
     job = AttentionJob.over(buffer)
     if operand is None:
-        bench.device.run(job)
+        bench.run(job)
         buffer.sync_from_device()
-        require_fresh(buffer.out)
+        bench.canary.check(buffer.out)
     else:
         with pytest.raises(DimensionTooLarge, match=f"{operand} has a dimension of 8192"):
-            bench.device.run(job)
+            bench.run(job)
 
 
 @pytest.mark.parametrize("bits", [0x7E00, 0x7C00, 0x0001, 0x8000])  # NaN, infinity, the least subnormal, minus zero
 @pytest.mark.parametrize("operand", ["keys", "values"])
-@pytest.mark.parametrize(("sequence", "token"), [(0, 20), (1, 63)])
+@pytest.mark.parametrize(("sequence", "token"), [(0, 20), (1, 62)])
 def test_any_byte_in_a_tail_is_refused(bench: Bench, bits: int, operand: str, sequence: int, token: int) -> None:
     buffer = bench.filled()
     head = sequence * GEOMETRY.kv_heads + 1
@@ -201,31 +237,79 @@ def test_any_byte_in_a_tail_is_refused(bench: Bench, bits: int, operand: str, se
     buffer.sync_to_device()
     expected = f"{operand} of sequence {sequence} hold bytes behind its {LENGTHS[sequence]} tokens"
     with pytest.raises(DirtyTail, match=expected):
-        bench.device.run(AttentionJob.over(buffer))
+        bench.run(AttentionJob.over(buffer))
+
+
+def hide(bench: Bench, buffer: StagingBuffer, sequence: int, token: int | slice, value: float) -> None:
+    """Set the mask of some tokens of a sequence, for every row but the canary's."""
+    if bench.masked_by == "operand":
+        buffer.mask[sequence, token, :-1] = value
+    else:
+        heads = slice(sequence * GEOMETRY.kv_heads, (sequence + 1) * GEOMETRY.kv_heads)
+        buffer.keys[heads, token, GEOMETRY.head_dim] = value
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.nan, -65504.0, 1.0])
 def test_a_mask_of_other_values_is_refused(bench: Bench, value: float) -> None:
     buffer = bench.filled()
-    buffer.mask[1, 40] = value
+    hide(bench, buffer, 1, 40, value)
     buffer.sync_to_device()
     with pytest.raises(StagingError, match=f"the mask holds {value}, it may hold 0 and -10000.0 only"):
-        bench.device.run(AttentionJob.over(buffer))
+        bench.run(AttentionJob.over(buffer))
 
 
 def test_a_row_that_sees_nothing_is_refused(bench: Bench) -> None:
     buffer = bench.filled()
-    buffer.mask[1] = MASKED
+    hide(bench, buffer, 1, slice(0, -1), float(MASKED))
     buffer.sync_to_device()
     with pytest.raises(StagingError, match="row 0 of sequence 1 sees no token"):
-        bench.device.run(AttentionJob.over(buffer))
+        bench.run(AttentionJob.over(buffer))
+
+
+def test_heads_of_a_sequence_share_a_mask_and_marks_hold_nothing_else() -> None:
+    for head, token, channel in ((1, 19, 0), (0, 5, 1), (3, 40, 7), (2, 63, 2)):
+        bench = bench_with()
+        buffer = bench.filled()
+        buffer.keys[head, token, GEOMETRY.head_dim + channel] = MASKED
+        buffer.sync_to_device()
+        with pytest.raises(StagingError, match="mark channels differ between the heads"):
+            bench.run(AttentionJob.over(buffer))
+
+
+@pytest.mark.parametrize(("row", "channel", "value"), [(0, 0, 0), (2, 1, 1), (3, 0, 1), (3, 1, 0), (1, 5, 1)])
+def test_a_query_that_does_not_ask_for_the_mask_is_refused(row: int, channel: int, value: float) -> None:
+    bench = bench_with()
+    buffer = bench.filled()
+    buffer.query[2, row, GEOMETRY.head_dim + channel] = value
+    buffer.sync_to_device()
+    with pytest.raises(StagingError, match="padding would be attended"):
+        bench.run(AttentionJob.over(buffer))
+
+
+@pytest.mark.parametrize("spoil", ["nonce", "seen by others", "not seen by its row", "sees others"])
+def test_a_job_whose_staleness_could_not_be_seen_is_refused(bench: Bench, spoil: str) -> None:
+    buffer = bench.filled()
+    by_operand = bench.masked_by == "operand"
+    if spoil == "nonce":
+        buffer.values[3, -1, 2] = 0
+    elif spoil == "seen by others":
+        hide(bench, buffer, 0, -1, 0)
+    elif spoil == "not seen by its row" and by_operand:
+        buffer.mask[0, -1, -1] = MASKED
+    elif spoil == "sees others" and by_operand:
+        buffer.mask[0, 3, -1] = 0
+    else:
+        buffer.keys[1, -1, GEOMETRY.head_dim + 1] = 0  # scores no more than any token
+    buffer.sync_to_device()
+    with pytest.raises(StagingError, match="the last token is not a canary"):
+        bench.run(AttentionJob.over(buffer))
 
 
 def test_another_dtype_is_refused(bench: Bench) -> None:
     job = bench.ready()
     keys: NDArray[np.uint16] = job.keys.view(np.uint16)
     with pytest.raises(StagingError, match="keys is uint16, the device computes in float16"):
-        bench.device.run(replace(job, keys=keys))  # type: ignore[arg-type]  # the breach under test
+        bench.run(replace(job, keys=keys))  # type: ignore[arg-type]  # the breach under test
 
 
 @pytest.mark.parametrize(
@@ -233,7 +317,7 @@ def test_another_dtype_is_refused(bench: Bench) -> None:
     [
         lambda job: replace(job, values=job.values[:2]),
         lambda job: replace(job, out=job.out[:3]),
-        lambda job: replace(job, mask=job.mask[:1, :32]),
+        lambda job: replace(job, mask=job.mask[:1]),
         lambda job: replace(job, keys=job.keys[:2], values=job.values[:2]),
         lambda job: replace(job, query=job.query[0]),
         lambda job: replace(job, query=job.query[:0]),
@@ -244,7 +328,7 @@ def test_shapes_that_contradict_each_other_are_refused(
 ) -> None:
     job = bench.ready()
     with pytest.raises(StagingError, match="shape"):
-        bench.device.run(change(job))
+        bench.run(change(job))
 
 
 def test_a_device_without_cores_or_with_an_unknown_rounding_is_refused() -> None:
@@ -260,27 +344,57 @@ def test_a_device_without_cores_or_with_an_unknown_rounding_is_refused() -> None
 
 def test_the_result_is_the_devices_until_it_is_synced(bench: Bench) -> None:
     job = bench.ready()
-    poisoned = job.out.copy().view(np.uint16)
-    bench.device.run(job)
-    np.testing.assert_array_equal(job.out.view(np.uint16), poisoned)
-    with pytest.raises(DeviceError, match="left 16 of 16 result rows unwritten"):
-        require_fresh(job.out)
+    before = job.out.copy().view(np.uint16)
+    bench.run(job)
+    np.testing.assert_array_equal(job.out.view(np.uint16), before)
+    with pytest.raises(DeviceError, match="4 of 4 heads do not answer this launch"):
+        bench.canary.check(job.out)
     job.buffer.sync_from_device()
-    require_fresh(job.out)
+    bench.canary.check(job.out)
 
 
 def test_a_stale_run_is_detected_though_it_reports_success() -> None:
     bench = bench_with(Faults(stale={1}))
     bench.result()  # leaves a good result in the buffer
-    with pytest.raises(DeviceError, match="left 16 of 16 result rows unwritten") as caught:
+    with pytest.raises(DeviceError, match="4 of 4 heads do not answer this launch") as caught:
         bench.result()
-    assert caught.value.values == {"stale": 16, "rows": 16}
+    assert caught.value.values == {"stale": 4, "heads": 4}
 
 
-def test_a_torn_run_is_detected_by_the_rows_it_left() -> None:
+def test_a_torn_run_is_detected_by_the_heads_it_left() -> None:
     bench = bench_with(Faults(torn={0}))
-    with pytest.raises(DeviceError, match="left 12 of 16 result rows unwritten"):  # one of four heads was written
+    with pytest.raises(DeviceError, match="3 of 4 heads do not answer"):  # one of four heads was written
         bench.result()
+
+
+def test_not_a_number_is_no_answer() -> None:
+    canary = Canary(GEOMETRY.head_dim)
+    out = np.zeros((3, 4, GEOMETRY.head_dim), np.float16)
+    out[:, -1] = canary.nonce
+    canary.check(out)
+    out[1, -1, 4] = np.nan
+    with pytest.raises(DeviceError, match="1 of 3 heads do not answer"):
+        canary.check(out)
+
+
+def test_a_run_that_hangs_keeps_its_buffer() -> None:
+    bench = bench_with(Faults(hanging={0}))
+    run = bench.device.submit(bench.ready(), core=0)
+    with pytest.raises(DeviceError, match="run 0 did not end"):
+        run.wait()
+    assert not run.ended
+
+
+def test_a_dead_core_fails_whatever_it_is_given() -> None:
+    bench = bench_with(Faults(dead_cores={1}), buffers=3)
+    for core in (0, 1, 2):
+        run = bench.device.submit(bench.ready(), core)
+        if core == 1:
+            with pytest.raises(DeviceError, match="run 1 returned -1"):
+                run.wait()
+        else:
+            run.wait()
+        assert run.ended
 
 
 def test_a_failing_run_names_its_number_and_the_next_one_works() -> None:
@@ -309,7 +423,7 @@ def test_cores_work_side_by_side_and_each_one_in_order(
 
     monkeypatch.setattr("npu.emulated_device.time", Clock)
     bench = bench_with(Faults(latency=1.0), buffers=6, cores=cores)
-    runs = [bench.device.submit(bench.ready()) for _ in range(6)]
+    runs = [bench.device.submit(bench.ready(), number % cores) for number in range(6)]
     assert [run.number for run in runs] == list(range(6))
     for run in runs:
         run.wait()

@@ -11,9 +11,9 @@ from hostcache import KVGeometry, PagedKVCache
 from hostcache.errors import OutsideArena, UsageError, WrongState
 from staging import BufferState, StagingBuffer
 from staging._gather import lib
-from tests.staging.flat import MemoryLog, arena_of, flat, noisy_cache, plan_of
+from tests.staging.flat import MemoryLog, arena_of, flat, marked, noisy_cache, plan_of
 
-GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=4)
+GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=8)
 OPERATIONS: dict[str, Callable[[StagingBuffer, PagedKVCache], None]] = {
     "acquire": lambda buffer, _: buffer.acquire(),
     "fill": lambda buffer, cache: buffer.fill(cache, plan_of(cache, [[0]], [5], 64), 0),
@@ -38,7 +38,7 @@ def test_every_wrong_step_of_a_life_is_refused_and_changes_nothing(state: str, o
     cache = noisy_cache(GEOMETRY, blocks=2)
     path, allowed = PATHS[state]
     device = MemoryLog()
-    [buffer] = arena_of(1, 2, device).buffers
+    [buffer] = arena_of(1, 4, device).buffers
     for step in path:
         OPERATIONS[step](buffer, cache)
     before, synced = buffer.state, list(device.synced)
@@ -58,7 +58,7 @@ def test_every_wrong_step_of_a_life_is_refused_and_changes_nothing(state: str, o
 def test_a_launch_syncs_all_operands_at_once_and_only_the_result_back() -> None:
     cache = noisy_cache(GEOMETRY, blocks=2)
     device = MemoryLog()
-    arena = arena_of(2, 2, device)
+    arena = arena_of(2, 4, device)
     arena.acquire()
     buffer = arena.acquire()  # the second, so that the offset in the arena shows
     OPERATIONS["fill"](buffer, cache)
@@ -66,13 +66,13 @@ def test_a_launch_syncs_all_operands_at_once_and_only_the_result_back() -> None:
     buffer.sync_to_device()
     buffer.launch()
     buffer.sync_from_device()
-    start = 2 * 4096
+    start = 4 * 4096
     assert device.synced == [("to", start, layout.nbytes), ("from", start + layout.out_offset, layout.out_bytes)]
 
 
 def test_a_shorter_context_leaves_nothing_of_the_longer_one_before() -> None:
     cache = noisy_cache(GEOMETRY, blocks=8)
-    buffer = arena_of(1, 2).acquire()
+    buffer = arena_of(1, 4).acquire()
     long = plan_of(cache, [[0, 1, 2, 3]], [64], 64)
     buffer.fill(cache, long, 1)
     assert buffer.keys[:, 63].view(np.uint16).any()  # there is something to leave behind
@@ -80,9 +80,9 @@ def test_a_shorter_context_leaves_nothing_of_the_longer_one_before() -> None:
     buffer.acquire()
     buffer.fill(cache, plan_of(cache, [[4]], [3], 64), 1)
     keys, values = flat(cache, [[4]], [3], 64, 1)
-    np.testing.assert_array_equal(buffer.keys.view(np.uint16), keys)
+    np.testing.assert_array_equal(buffer.keys.view(np.uint16), marked(keys, [3]))
     np.testing.assert_array_equal(buffer.values.view(np.uint16), values)
-    assert not buffer.keys[:, 3:].view(np.uint16).any()
+    assert not buffer.values[:, 3:].view(np.uint16).any()
 
 
 class _Gather:
@@ -95,8 +95,8 @@ class _Gather:
         self._during()
         lib.rp_gather(*arguments)  # type: ignore[arg-type]  # handed through as they came
 
-    def rp_zero(self, *arguments: object) -> None:
-        lib.rp_zero(*arguments)  # type: ignore[arg-type]  # handed through as they came
+    def rp_clear(self, *arguments: object) -> None:
+        lib.rp_clear(*arguments)  # type: ignore[arg-type]  # handed through as they came
 
 
 def test_a_block_given_up_during_the_fill_is_not_reusable_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_block_given_up_during_the_fill_is_not_reusable_before_its_end(monkeyp
         counts.append((pool.free, pool.fenced))
 
     monkeypatch.setattr("staging.buffer.lib", _Gather(give_up))
-    buffer = arena_of(1, 2).acquire()
+    buffer = arena_of(1, 4).acquire()
     buffer.fill(cache, plan_of(cache, [[2, 1]], [20], 64), 0)
     assert counts == [(0, 2), (0, 2)]  # during K and during V
     assert (pool.free, pool.fenced) == (2, 0)  # the fill has ended, though the buffer is not even synced
@@ -123,7 +123,7 @@ def test_a_fill_that_fails_leaves_no_fence_and_the_buffer_comes_back(monkeypatch
     def fail() -> None:
         raise KeyboardInterrupt
 
-    arena = arena_of(1, 2)
+    arena = arena_of(1, 4)
     buffer = arena.acquire()
     with monkeypatch.context() as patched:
         patched.setattr("staging.buffer.lib", _Gather(fail))
@@ -137,10 +137,10 @@ def test_a_fill_that_fails_leaves_no_fence_and_the_buffer_comes_back(monkeypatch
 
 def test_a_plan_of_another_cache_or_layer_is_refused() -> None:
     cache = noisy_cache(GEOMETRY, blocks=4)
-    buffer = arena_of(1, 2).acquire()
+    buffer = arena_of(1, 4).acquire()
     plan = plan_of(cache, [[3]], [16], 64)
     smaller = noisy_cache(GEOMETRY, blocks=3)
-    deeper = noisy_cache(KVGeometry(layers=3, kv_heads=2, head_dim=4), blocks=4)
+    deeper = noisy_cache(KVGeometry(layers=3, kv_heads=2, head_dim=8), blocks=4)
     for other in (smaller, deeper):
         with pytest.raises(UsageError, match="the plan is for 4 blocks"):
             buffer.fill(other, plan, 0)
@@ -151,7 +151,7 @@ def test_a_plan_of_another_cache_or_layer_is_refused() -> None:
 
 
 def test_operands_larger_than_a_buffer_are_refused() -> None:
-    # Keys of one sequence at 256 tokens: 2 * 256 * 4 * 2 = 4096 bytes, a whole page before anything else.
+    # Values of one sequence at 256 tokens: 2 * 256 * 8 * 2 = 8192 bytes, two pages before anything else.
     cache = noisy_cache(GEOMETRY, blocks=4)
     buffer = arena_of(1, pages=1).acquire()
     with pytest.raises(OutsideArena, match="do not fit a staging buffer of 4096"):

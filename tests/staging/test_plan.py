@@ -10,25 +10,31 @@ from hypothesis import strategies as st
 from hostcache import KVGeometry
 from hostcache.errors import NoBucket, UsageError
 from staging import GatherPlan, StagingLayout
-from tests.staging.flat import arena_of, flat, noisy_cache, plan_of
+from tests.staging.flat import arena_of, flat, marked, noisy_cache, plan_of, tiles
 
-GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=4)
+GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=8)
 CACHE = noisy_cache(GEOMETRY, blocks=12)
 TOKENS = 64  # four blocks
 
 
 @settings(deadline=None)
-@given(data=st.data(), layer=st.integers(0, 2))
-def test_filling_is_copying_each_token_and_zeroing_the_rest(data: st.DataObject, layer: int) -> None:
+@given(data=st.data(), layer=st.integers(0, 2), mask_rows=st.sampled_from([0, 4]), tiled=st.booleans())
+def test_filling_is_copying_each_token_and_zeroing_the_rest(
+    data: st.DataObject, layer: int, mask_rows: int, tiled: bool
+) -> None:
     lengths = data.draw(st.lists(st.integers(0, TOKENS), min_size=1, max_size=4))
     block = st.integers(0, CACHE.blocks - 1)  # blocks may be shared, within a table too
     tables = [
         data.draw(st.lists(block, min_size=GEOMETRY.blocks_for(length), max_size=6).filter(bool)) for length in lengths
     ]
-    arena = arena_of(buffers=1, pages=4)
+    arena = arena_of(buffers=1, pages=12)
     buffer = arena.acquire()
-    buffer.fill(CACHE, plan_of(CACHE, tables, lengths, TOKENS), layer)
+    buffer.fill(CACHE, plan_of(CACHE, tables, lengths, TOKENS, mask_rows=mask_rows, tiled=tiled), layer)
     keys, values = flat(CACHE, tables, lengths, TOKENS, layer)
+    if not mask_rows:
+        keys = marked(keys, lengths)
+    if tiled:
+        keys, values = tiles(keys), tiles(values)
     np.testing.assert_array_equal(buffer.keys.view(np.uint16), keys)
     np.testing.assert_array_equal(buffer.values.view(np.uint16), values)
     behind = buffer.memory[buffer.layout.query_offset :]
@@ -36,23 +42,23 @@ def test_filling_is_copying_each_token_and_zeroing_the_rest(data: st.DataObject,
     del behind
 
 
-def test_rows_of_a_small_plan_worked_out_by_hand() -> None:
-    # A token of a head is 8 bytes, a block row 128, K of a layer 256, a layer 512, a block 1536; a head of the layout
-    # has 64 tokens, 512 bytes. 20 tokens in blocks 5 and 2: 16 and 4.
+def test_copies_of_a_small_plan_worked_out_by_hand() -> None:
+    # A token of a head is 16 bytes, a block row 256, K of a layer 512, a layer 1024, a block 3072.
+    # 20 tokens in blocks 5 and 2: 16 and 4, for each of two heads; 44 of 64 tokens are left.
     plan = plan_of(CACHE, [[5, 2]], [20], TOKENS)
-    assert plan.rows.tolist() == [
-        [5 * 1536, 0, 128],
-        [5 * 1536 + 128, 512, 128],
-        [2 * 1536, 128, 32],
-        [2 * 1536 + 128, 512 + 128, 32],
+    assert plan.copies.tolist() == [
+        [5 * 3072, 0, 0, 16],
+        [5 * 3072 + 256, 1, 0, 16],
+        [2 * 3072, 0, 16, 4],
+        [2 * 3072 + 256, 1, 16, 4],
     ]
-    assert plan.tails.tolist() == [[160, 352], [672, 352]]
+    assert plan.tails.tolist() == [[0, 20, 44], [1, 20, 44]]
     assert plan.blocks == [2, 5]
 
 
 def test_a_full_bucket_has_no_tail_and_a_shared_block_is_fenced_once() -> None:
     plan = plan_of(CACHE, [[1, 2, 3, 4], [1, 2, 3, 5]], [64, 64], TOKENS)
-    assert plan.tails.shape == (0, 2)
+    assert plan.tails.shape == (0, 3)
     assert plan.blocks == [1, 2, 3, 4, 5]
 
 
@@ -78,14 +84,14 @@ def test_a_negative_length_is_refused() -> None:
         plan_of(CACHE, [[0]], [-1], TOKENS)
 
 
-@pytest.mark.parametrize(("kv_heads", "head_dim"), [(1, 4), (2, 8)])
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(1, 8), (2, 16)])
 def test_a_layout_of_another_model_is_refused(kv_heads: int, head_dim: int) -> None:
-    layout = StagingLayout(1, kv_heads, TOKENS, 4, head_dim, 1)
-    with pytest.raises(UsageError, match=f"the layout has {kv_heads} heads of {2 * head_dim} bytes, the cache 2 of 8"):
+    layout = StagingLayout(1, kv_heads, TOKENS, 4, head_dim, 0)
+    with pytest.raises(UsageError, match=f"the layout has {kv_heads} heads of {2 * head_dim} bytes, the cache 2 of 16"):
         GatherPlan.build(GEOMETRY, 12, np.zeros((1, 1), np.int32), np.ones(1, np.int32), layout)
 
 
 def test_tables_and_lengths_of_another_batch_are_refused() -> None:
-    layout = StagingLayout(2, 2, TOKENS, 4, 4, 1)
+    layout = StagingLayout(2, 2, TOKENS, 4, 8, 0)
     with pytest.raises(UsageError, match="2 sequences need tables"):
         GatherPlan.build(GEOMETRY, 12, np.zeros((1, 1), np.int32), np.ones(2, np.int32), layout)

@@ -1,0 +1,304 @@
+"""Attention over staged buffers on a device that cannot follow a block table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.cache import PagedKVCache
+from hostcache.errors import DeviceError, NoBucket, RegionError, UsageError
+from hostcache.geometry import KVGeometry
+from hostcache.region import Region
+from staging import DEFAULT_BUCKETS, Buckets, StagingArena, StagingBuffer
+
+from .attention import AttentionBatch, AttentionRuntime
+from .canary import Canary
+from .checks import check_operand, check_process, copy_checked
+from .cores import Cores
+from .device import AttentionDevice, AttentionJob, AttentionRun
+from .host_share import HostShare, Share
+from .launch import BATCHES, Launch, LaunchPlanner, capacity
+
+__all__ = ["StagedAttention", "arena_bytes"]
+
+BUFFERS_PER_CORE = 2
+"""One is filled while the core works on the other."""
+
+
+def arena_bytes(geometry: KVGeometry, heads: int, cores: int = 3, buckets: Sequence[int] = DEFAULT_BUCKETS) -> int:
+    """Bytes of the staging arena that `StagedAttention` takes for these arguments; any number of sessions share it.
+
+    Raises:
+        UsageError: the heads do not fit the geometry, the buckets are not ascending multiples of 4, or no cores.
+        DimensionTooLarge: a bucket or a tile is beyond what the NPU's registers hold.
+    """
+    planner = LaunchPlanner(geometry, 0, heads, Buckets(buckets))
+    return StagingArena.bytes_for(cores * BUFFERS_PER_CORE, planner.buffer_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """What one step runs on the device."""
+
+    rows: int
+    launches: list[Launch]
+
+
+@dataclass(frozen=True, eq=False)
+class _InFlight:
+    """A launch that a core works on."""
+
+    launch: Launch
+    buffer: StagingBuffer
+    canary: Canary
+    core: int
+    run: AttentionRun
+
+
+class StagedAttention:
+    """Causal grouped-query attention as a board runs it: gather, sync, launch, wait, sync back, prove, scatter.
+
+    Sequences with one query row share a launch per bucket, whatever their lengths; chunks of several rows are cut
+    into tiles of `npu.launch.TILES`, one launch each. q, K, V and the result are fp16.
+
+    A sequence longer than the largest bucket holds is attended by the host, all of its rows. A launch that fails, or
+    whose result is not proven fresh, is run once more on another core; if that fails too, or there is none, the host
+    computes it. No token is lost, and none is wrong.
+
+    Args:
+        cache: where K and V lie; it must outlive this object.
+        heads: query heads, a multiple of the cache's KV heads.
+        open_device: makes the device over the arena's memory, uint8; the device is owned from then on.
+        cores: NPU cores; two staging buffers each.
+        buckets: tokens, ascending multiples of 4; contexts are padded to the next one.
+        batches: counts that decoding sequences are padded to, ascending.
+        host: attends what the device does not, over the same cache; owned from now on, closed by `close()`.
+        take: where the arena's memory comes from, by its size in bytes.
+
+    Attributes:
+        name: the device's.
+        numerics: the device's.
+        cores: what happened on each core.
+
+    Raises:
+        UsageError: heads, buckets, cores or the cache's element size cannot be used.
+        DimensionTooLarge: a bucket or a tile is beyond what the NPU's registers hold.
+        RegionError: the memory for the staging arena is not there.
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        heads: int,
+        open_device: Callable[[NDArray[np.uint8]], AttentionDevice],
+        *,
+        cores: int = 3,
+        buckets: Sequence[int] = DEFAULT_BUCKETS,
+        batches: Sequence[int] = BATCHES,
+        host: AttentionRuntime | None = None,
+        take: Callable[[int], Region] = Region.anonymous,
+    ) -> None:
+        self._cache = cache
+        self._buckets = Buckets(buckets)
+        self._row_shape = (heads, cache.geometry.head_dim)
+        region = take(arena_bytes(cache.geometry, heads, cores, buckets))
+        try:
+            self._device = open_device(region.buffer)
+            self._planner = LaunchPlanner(
+                cache.geometry, cache.blocks, heads, self._buckets, batches=batches, tiled=self._device.tiled
+            )
+            self._arena = StagingArena(region, cores * BUFFERS_PER_CORE, self._device)
+        except BaseException:
+            with contextlib.suppress(RegionError):  # the error's frames may hold views; the memory goes with them
+                region.close()
+            raise
+        self.name = self._device.name
+        self.numerics = self._device.numerics
+        self.cores = Cores(cores)
+        self._host = None if host is None else HostShare(host)
+        self._step: _Step | None = None
+        self._stuck: list[_InFlight] = []  # runs that did not end in time, with buffers that are still the device's
+        self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of the staging arena."""
+        return len(self._arena.buffers) * self._arena.buffer_bytes
+
+    def begin_step(self, batch: AttentionBatch) -> None:
+        """Check the batch and plan its launches; the plan serves every layer and keeps no view of the batch.
+
+        Raises:
+            UsageError: the batch contradicts itself, a block id is outside the pool, the previous step has not
+                ended, the runtime is closed, or was opened before a fork().
+            NoBucket: a sequence is longer than the largest bucket holds and there is no host runtime.
+        """
+        self._check_open()
+        if self._step is not None:
+            raise UsageError("begin_step came before the previous step's end_step: call end_step first")
+        batch = copy_checked(batch, self._cache.geometry, self._cache.blocks)
+        fits = batch.context_lens <= capacity(self._buckets.largest)
+        launches = self._planner.plan(batch, np.flatnonzero(fits))
+        if self._host is not None:
+            self._host.begin(Share.of(batch, np.flatnonzero(~fits)))
+        elif not fits.all():
+            longest = int(batch.context_lens.max())
+            raise NoBucket(
+                f"a context of {longest} tokens is longer than the {capacity(self._buckets.largest)} that the largest "
+                "bucket holds: add a bucket, or give a host runtime",
+                tokens=longest,
+                largest=capacity(self._buckets.largest),
+            )
+        self._step = _Step(batch.rows, launches)
+
+    def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """Attend `q` over the cached K and V of `layer`. After an error every buffer is free again.
+
+        Args:
+            layer: layer index.
+            q: float32 `[rows, heads, head_dim]`, C-contiguous, rotated, not scaled.
+            out: float32 `[rows, heads, head_dim]`, C-contiguous, overwritten; holds no usable rows after an error.
+
+        Raises:
+            UsageError: a shape, a dtype or the layer does not fit, no step was begun, or the runtime is closed.
+            DeviceError: a launch failed twice, and there is no host runtime.
+        """
+        self._check_open()
+        if self._step is None:
+            raise UsageError("attend came without a step: call begin_step first")
+        step = self._step
+        shape = (step.rows, *self._row_shape)
+        check_operand("q", q, shape)
+        check_operand("out", out, shape, writable=True)
+        self._take_back()
+        self._attend_staged(step.launches, layer, q, out)
+        if self._host is not None:
+            self._host.attend(layer, q, out)
+
+    def end_step(self) -> None:
+        """The step is over. Safe to call after a failed `attend`, and twice.
+
+        Raises:
+            UsageError: the runtime is closed.
+        """
+        self._check_open()
+        self._step = None
+        if self._host is not None:
+            self._host.end()
+
+    def close(self) -> None:
+        """Give back the device, the arena and the host runtime. Every later call but `close` raises UsageError."""
+        if self._closed:
+            return
+        self._closed = True
+        self._step = None
+        self._device.close()
+        self._take_back()
+        if not self._stuck:  # else the device still reads and writes there
+            self._arena.close()
+        if self._host is not None:
+            self._host.close()
+
+    def _attend_staged(
+        self, launches: list[Launch], layer: int, q: NDArray[np.float32], out: NDArray[np.float32]
+    ) -> None:
+        """Keep every buffer busy: fill the next one while the device works on those before it."""
+        in_flight: deque[_InFlight] = deque()
+        try:
+            for launch in launches:
+                while in_flight and not self._arena.free:
+                    self._finish(in_flight.popleft(), layer, q, out)
+                started = self._start(launch, self.cores.pick(), layer, q)
+                if isinstance(started, _InFlight):
+                    in_flight.append(started)
+                else:
+                    self._on_host(launch, layer, q, out, started)
+            while in_flight:
+                self._finish(in_flight.popleft(), layer, q, out)
+        finally:
+            # Only after an error is anything left. The device must be done with a buffer before it is filled again.
+            for abandoned in in_flight:
+                with contextlib.suppress(DeviceError):
+                    abandoned.run.wait()
+                self.cores.abandoned(abandoned.core)
+                self._let_go(abandoned)
+
+    def _finish(self, done: _InFlight, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """Bring in the result of a launch, from wherever it can be had."""
+        error = self._result(done, out)
+        if error is not None:
+            again = self._start(done.launch, self.cores.pick(avoid=done.core), layer, q)
+            if isinstance(again, _InFlight):
+                error = self._result(again, out)
+        if error is not None:
+            self._on_host(done.launch, layer, q, out, error)
+
+    def _start(self, launch: Launch, core: int | None, layer: int, q: NDArray[np.float32]) -> _InFlight | DeviceError:
+        """Fill a buffer and give it to a core; or why there is none that takes it."""
+        if core is None:
+            return DeviceError("no NPU core is left: all are in quarantine, see the log")
+        if not self._arena.free:
+            return DeviceError("no staging buffer is left: jobs that never ended hold them")
+        buffer = self._arena.acquire()
+        try:
+            buffer.fill(self._cache, launch.plan, layer)
+            canary = launch.write(buffer, q)
+            buffer.sync_to_device()
+            run = self._device.submit(AttentionJob.over(buffer), core)
+        except DeviceError as error:
+            buffer.release()
+            self.cores.refused(core, error)
+            return error.with_traceback(None)
+        except BaseException:
+            buffer.release()
+            raise
+        self.cores.started(core)
+        return _InFlight(launch, buffer, canary, core, run)
+
+    def _result(self, done: _InFlight, out: NDArray[np.float32]) -> DeviceError | None:
+        """Wait for a run and read its result; or why there is none. The run's buffer is let go."""
+        try:
+            done.run.wait()
+            done.buffer.sync_from_device()
+            done.canary.check(done.buffer.out)
+            done.launch.read_out(done.buffer, out)
+        except DeviceError as error:
+            self.cores.failed(done.core, error, ended=done.run.ended)
+            return error.with_traceback(None)  # its frames hold views of the arena
+        finally:
+            self._let_go(done)
+        self.cores.worked(done.core)
+        return None
+
+    def _on_host(
+        self, launch: Launch, layer: int, q: NDArray[np.float32], out: NDArray[np.float32], error: DeviceError
+    ) -> None:
+        if self._host is None:
+            raise error
+        self.cores.on_host += 1
+        self._host.attend_aside(launch.share, layer, q, out)
+
+    def _let_go(self, done: _InFlight) -> None:
+        """Free a run's buffer, if it is not the device's still."""
+        if done.run.ended:
+            done.buffer.release()
+        else:
+            self._stuck.append(done)
+
+    def _take_back(self) -> None:
+        """Free the buffers of runs that ended after all."""
+        stuck, self._stuck = self._stuck, []
+        for run in stuck:
+            self._let_go(run)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this attention runtime is closed: make a new one")
+        check_process(self._process)
