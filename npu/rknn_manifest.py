@@ -1,0 +1,165 @@
+"""What a folder of exported graphs holds: `manifest.json`, and the .rknn files it names.
+
+A file's name ends in the first digits of its digest, so that new files never take the place of those an older manifest
+names; the manifest is replaced at once. Reading needs neither the vendor's packages nor onnx.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from hostcache.errors import BadModelFile, UsageError
+
+from .folder_files import read_object
+from .json_data import from_json
+from .rknn_cache import Compiled, file_sha256
+
+__all__ = ["MANIFEST_FILE", "GraphFile", "Manifest", "read_manifest", "write_manifest"]
+
+MANIFEST_FILE = "manifest.json"
+
+_FORMAT = 1  # raise it when a field changes its meaning
+_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """One .rknn file.
+
+    Attributes:
+        file: its name in the folder.
+        nbytes: its size.
+        sha256: its digest, in hex.
+        onnx_sha256: digest of the graph it was compiled from.
+    """
+
+    file: str
+    nbytes: int
+    sha256: str
+    onnx_sha256: str
+
+    @classmethod
+    def of(cls, name: str, compiled: Compiled) -> GraphFile:
+        """The entry for a compiled graph; its file's name begins with `name`."""
+        file = f"{name}-{compiled.sha256[:_DIGITS]}.rknn"
+        return cls(file, compiled.path.stat().st_size, compiled.sha256, compiled.onnx_sha256)
+
+
+class Manifest(Protocol):
+    """A dataclass that `from_json` can read.
+
+    Attributes:
+        holds: what kind of graphs, in one word.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    holds: ClassVar[str]
+
+    def graph_files(self) -> Iterable[GraphFile]:
+        """Every .rknn file."""
+
+    def check(self) -> None:
+        """Hold the fields against each other.
+
+        Raises:
+            ValueError: they contradict each other, or what this version of rockpage makes of them.
+        """
+
+
+_Manifest = TypeVar("_Manifest", bound=Manifest)
+
+
+def read_manifest(kind: type[_Manifest], folder: Path) -> _Manifest:
+    """Read a folder's manifest and prove that its files are those that were exported.
+
+    Raises:
+        UsageError: the folder has no manifest, or one of graphs of another kind.
+        BadModelFile: the manifest is damaged or of another version, or a file is missing or has other bytes.
+    """
+    path = folder / MANIFEST_FILE
+    value = read_object(path)
+    if value is None:
+        raise UsageError(f"{path} is not there: rockpage export {kind.holds} writes it", path=str(path))
+    version, holds = value.pop("format", None), value.pop("holds", None)
+    if version != _FORMAT:
+        raise _bad(path, f"it has format {version!r:.20}, this version of rockpage reads {_FORMAT}")
+    if holds != kind.holds:
+        raise UsageError(f"{path} is of {holds!r:.20} graphs, not {kind.holds}: give another folder", holds=holds)
+    try:
+        manifest = from_json(kind, value)
+        manifest.check()
+    except ValueError as error:
+        raise _bad(path, str(error)) from error
+    for entry in manifest.graph_files():
+        _check_file(folder, entry)
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest, sources: Mapping[str, Path]) -> None:
+    """Put compiled files and their manifest into a folder, in place of an older export of the same kind.
+
+    Args:
+        folder: made if missing.
+        manifest: names the files.
+        sources: where each file lies now, by its name in the manifest.
+
+    Raises:
+        UsageError: the folder holds an export of another kind.
+        OSError: the folder cannot be written, or is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / MANIFEST_FILE
+    if path.exists() and (holds := (read_object(path) or {}).get("holds")) != manifest.holds:
+        raise UsageError(f"{folder} holds {holds!r:.20} graphs already: give another folder", folder=str(folder))
+    for name, source in sources.items():
+        _place(source, folder / name)
+    content = {"format": _FORMAT, "holds": manifest.holds, **asdict(manifest)}
+    _replace(path, json.dumps(content, indent=1).encode())
+    for stray in folder.glob("*.rknn"):  # of an older manifest
+        if stray.name not in sources:
+            stray.unlink()
+
+
+def _check_file(folder: Path, entry: GraphFile) -> None:
+    path = folder / entry.file
+    if entry.file != Path(entry.file).name:
+        raise _bad(folder / MANIFEST_FILE, f"{entry.file!r:.100} is not the name of a file")
+    try:
+        digest = file_sha256(path)
+    except OSError as error:
+        raise _bad(path, f"it cannot be read ({error.strerror})") from error
+    if digest != entry.sha256:
+        raise _bad(path, f"its SHA-256 is {digest}, the manifest says {entry.sha256}")
+
+
+def _bad(path: Path, reason: str) -> BadModelFile:
+    return BadModelFile(f"{path}: {reason}; export it again", path=str(path), reason=reason)
+
+
+def _place(source: Path, path: Path) -> None:
+    """Make a file appear whole, without a second copy of its bytes where the file system can."""
+    if path.exists() and path.samefile(source):
+        return
+    unfinished = path.with_suffix(".tmp")
+    unfinished.unlink(missing_ok=True)
+    try:
+        os.link(source, unfinished)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, unfinished)
+    unfinished.replace(path)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that readers see the old content or the new, never half of it."""
+    unfinished = path.with_suffix(".tmp")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
