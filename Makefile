@@ -12,7 +12,7 @@ C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*
 VENDOR := .venv-rknn
 VENDOR_PYTHON ?= $(shell for python in python3.12 python3.11 python3.10; do $$python -c '' 2>&- && echo $$python && break; done)
 
-.PHONY: demo test oracle lint types jobs test-vendor .venv-rknn clean
+.PHONY: demo test oracle lint types jobs test-vendor test-vm .venv-rknn clean
 
 demo: $(VENV)/.runs
 	@$(BIN)/rockpage demo
@@ -38,6 +38,10 @@ jobs: $(VENV)/.tests
 # Against the vendor's compiler and simulator.
 test-vendor: $(VENV)/.tests .venv-rknn
 	ROCKPAGE_RKNN_PYTHON=$(VENDOR)/bin/python $(BIN)/python -m pytest -m vendor
+
+# Against real CMA, DMA heaps and udmabuf: in a virtual machine, whose kernel is built once and kept in the user's cache.
+test-vm: $(VENV)/.tests
+	@$(BIN)/python -m tests.board.vm
 
 clean:
 	rm -rf $(VENV) $(VENDOR) build dist *.egg-info hostcache/*.so staging/*.so npu/*.so

@@ -71,6 +71,8 @@ class ContiguousView:
             # The driver lists the pages for devices when the CPU first begins an access; to end one without is EINVAL.
             dma_buf.begin_cpu_access(self.fd)
             self._map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            # Linux 6.1 reports a bad page cache when a memfd goes whose pages are still mapped by way of a dma-buf.
+            self._memfd = os.dup(region.fd)
         except OSError as error:
             os.close(self.fd)
             raise DeviceError(f"a dma-buf of {nbytes} bytes from {device} cannot be mapped: {error}") from error
@@ -105,6 +107,7 @@ class ContiguousView:
             self.buffer = np.frombuffer(self._map, dtype=np.uint8)
             raise UsageError("the view is still in use: drop every view of its buffer before close()") from error
         os.close(self.fd)
+        os.close(self._memfd)
         self.fd = -1
 
 

@@ -1,0 +1,102 @@
+"""What `make test-vm` makes of a machine's console, and of what is missing; no machine is started."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.board import vm_kernel
+from tests.board.vm import console, outcome, qemu, write_init
+from tests.board.vm_guest import ENDED, UP
+from tests.board.vm_kernel import VmError, dropped_lines, require_packages
+
+FIRMWARE = "\x1b[2J\x1b[1;1Hqboot\r"
+
+
+def machine(script: str) -> list[str]:
+    """Stands in for QEMU: prints on a console."""
+    return [sys.executable, "-c", script]
+
+
+def test_what_is_between_the_first_and_the_last_word_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (FIRMWARE, UP, "collecting ... \rcollected 2 items\r", "\x1b[32m2 passed\x1b[0m", f"{ENDED}0", "Restarting")
+    script = f"for line in {lines!r}: print(line, end='\\n')"
+    assert outcome(console(machine(script), 30)) == 0
+    assert capsys.readouterr().out == "collected 2 items\n2 passed\nRestarting\n"
+
+
+def test_the_status_is_pytests_own() -> None:
+    assert outcome([UP, f"[    3.1] {ENDED}1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (["Kernel panic - not syncing: no init"], "did not come up; it said:\nKernel panic - not syncing: no init"),
+        ([UP, "1 passed"], "ended before pytest did"),
+        (
+            [UP, "BUG: Bad page map in process python", f"{ENDED}0"],
+            "status 0, but the kernel complained: BUG: Bad page",
+        ),
+        ([], "did not come up"),
+    ],
+)
+def test_a_machine_that_does_not_say_how_it_went_is_an_error(lines: list[str], error: str) -> None:
+    with pytest.raises(VmError, match=error):
+        outcome(lines)
+
+
+def test_a_machine_that_hangs_is_ended() -> None:
+    script = f"import time; print({UP!r}, flush=True); print('test_one', flush=True); time.sleep(600)"
+    with pytest.raises(VmError, match=r"ended after 0\.5 seconds"):
+        outcome(console(machine(script), 0.5))
+
+
+def test_a_machine_that_cannot_be_started_is_an_error() -> None:
+    with pytest.raises(VmError, match=r"no-such-qemu cannot be started: .*No such file"):
+        list(console(["no-such-qemu"], 30))
+
+
+def test_the_machines_first_program_is_this_python(tmp_path: Path) -> None:
+    init = write_init(tmp_path, ["-m", "vm"])
+    assert shlex.quote(sys.executable) in init.read_text()
+    script = init.read_text().replace(
+        "-B -m tests.board.vm_guest", "-c 'import sys, tests.board.vm_guest; print(sys.argv)'"
+    )
+    init.write_text(script)
+    done = subprocess.run([init], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "['-c', '-m', 'vm']\n"
+    assert f"init={init}" in " ".join(qemu(Path("vmlinux"), init))
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    here, away = str(tmp_path), str(tmp_path / "away")
+    require_packages({here: "coreutils"})
+    with pytest.raises(VmError, match=r"sudo apt-get install --no-install-recommends flex bison$"):
+        require_packages({away: "flex", here: "coreutils", f"{away}2": "bison"})
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(VmError, match="aarch64 cannot serve it"):
+        require_packages({here: "coreutils"})
+
+
+def test_lines_that_a_configuration_drops_are_found() -> None:
+    fragment = "# The root file system: CONFIG\nCONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=y\n# CONFIG_D is not set\n"
+    assert dropped_lines(fragment, "CONFIG_A=y\n# CONFIG_B is not set\n# CONFIG_C is not set\nCONFIG_D=y\n") == [
+        "# CONFIG_D is not set",
+        "CONFIG_C=y",
+    ]
+
+
+def test_a_command_that_fails_is_an_error_with_the_end_of_its_output() -> None:
+    with pytest.raises(VmError, match=r"ended with status 2:\nthe compiler's words$"):
+        vm_kernel.run(["sh", "-c", 'echo "the compiler\'s words" >&2; exit 2'])
+    with pytest.raises(VmError, match=r"no-such-make: .*No such file"):
+        vm_kernel.run(["no-such-make"])
+    assert vm_kernel.run(["sh", "-c", "echo $MAKEFLAGS$LC_ALL"]) == "C\n"
