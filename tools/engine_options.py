@@ -34,9 +34,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how it runs")
     group.add_argument(
         "--runtime",
-        choices=("auto", "cpu", "emulated"),
+        choices=("auto", "cpu", "emulated", "simulator"),
         default="auto",
-        help="attention straight through the block table (cpu), or staged on the emulated NPU (default: %(default)s)",
+        help="attention straight through the block table (cpu), or staged, on the emulated NPU or the vendor's"
+        " simulator (default: %(default)s)",
     )
     group.add_argument(
         "--emulate-rounding",

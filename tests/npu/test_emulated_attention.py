@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hostcache import KVGeometry, PagedKVCache
 from hostcache.errors import DeviceError, DimensionTooLarge, NoBucket, UsageError
-from npu.attention import AttentionBatch
+from npu.attention import AttentionBatch, AttentionRuntime
 from npu.cores import QUARANTINE_AFTER
 from npu.cpu import CpuAttention
 from npu.emulated import EmulatedAttention
@@ -55,9 +55,7 @@ class World:
         wide = rng.standard_normal((self.batch.rows, heads, geometry.head_dim)).clip(-8, 8)
         self.q = (np.round(wide * 256) / 256).astype(np.float32)
 
-    def attend(
-        self, runtime: EmulatedAttention | CpuAttention, layer: int = 1, only: int | None = None
-    ) -> NDArray[np.float32]:
+    def attend(self, runtime: AttentionRuntime, layer: int = 1, only: int | None = None) -> NDArray[np.float32]:
         """One step of all sequences, or of one of them."""
         batch, q = self.batch, self.q
         if only is not None:

@@ -220,7 +220,7 @@ def test_scoring_agrees_with_itself_as_a_probability(engine: Engine) -> None:
 
 def test_bad_options_give_everything_back(model: Path) -> None:
     for options, match in (
-        ({"runtime": "gpu"}, "no runtime is called 'gpu': use one of auto, cpu, emulated"),
+        ({"runtime": "gpu"}, "no runtime is called 'gpu': use one of auto, cpu, emulated, simulator"),
         ({"context_length": 0}, "a context of 0 is not within 1..512"),
         ({"context_length": 513}, "a context of 513 is not within 1..512"),
         ({"pool_bytes": 100}, "a pool of 100 bytes does not hold one block"),

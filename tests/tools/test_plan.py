@@ -20,8 +20,8 @@ def test_plan_answers_in_json_and_by_status(capsys: pytest.CaptureFixture[str]) 
     assert answer["bytes_per_token"] == 24 * 2**10
     assert answer["block_bytes"] == 384 * 2**10
     # Six buffers. K and V of 4096 tokens of one layer: 2 * 2 * 4096 * 128 * 2 bytes. 64 tokens of 6 query heads for
-    # each KV head, and a canary, padded to a multiple of 4, are 388 rows: q and the result, 2 * 2 * 388 * 128 * 2 bytes,
-    # and a mask of 4096 * 388 * 2 bytes.
+    # each KV head, and a canary, padded to a multiple of 4, are 388 rows: q and the result take 2 * 2 * 388 * 128 * 2
+    # bytes, and the mask 4096 * 388 * 2.
     assert answer["staging_bytes"] == 6 * (4_194_304 + 397_312 + 3_178_496)
     # 512 blocks over 8, 32 and 128 blocks a session; 192 MiB over 48 MiB.
     assert answer["sessions"] == {
