@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,19 @@ class Share:
         shift = np.repeat(step.query_starts[sequences] - starts[:-1], counts)
         batch = AttentionBatch(starts, step.context_lens[sequences], step.tables[sequences])
         return cls(batch, (np.arange(starts[-1]) + shift).astype(np.int64))
+
+    @classmethod
+    def joined(cls, shares: Sequence[Share]) -> Share:
+        """Several shares of one step, at least one, as one."""
+        rows = [0]
+        for share in shares:
+            rows.extend(np.diff(share.batch.query_starts).tolist())
+        batch = AttentionBatch(
+            np.cumsum(rows, dtype=np.int32),
+            np.concatenate([share.batch.context_lens for share in shares]),
+            np.concatenate([share.batch.tables for share in shares]),
+        )
+        return cls(batch, np.concatenate([share.rows for share in shares]))
 
 
 class HostShare:

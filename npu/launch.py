@@ -15,10 +15,11 @@ from staging import MASKED, Buckets, GatherPlan, StagingBuffer, StagingLayout
 
 from .attention import AttentionBatch
 from .canary import CANARY_ROWS, CANARY_TOKENS, Canary
+from .cost_model import Work
 from .device import MAX_DIMENSION, ROW_MULTIPLE
 from .host_share import Share
 
-__all__ = ["BATCHES", "TILES", "Launch", "LaunchPlanner", "capacity"]
+__all__ = ["BATCHES", "TILES", "Cut", "Launch", "LaunchPlanner", "capacity"]
 
 TILES = (16, 64)
 """Query tokens of a prompt chunk that share a launch, at most; a graph is compiled for each size."""
@@ -44,22 +45,15 @@ class Launch:
         plan: how K and V are gathered.
         lengths: int32 `[layout.batch]`; tokens each sequence holds up to the tile's last token.
         rows: int64 `[sequences, tile]`; rows of the step's q and out.
-        tables: int32 `[sequences, width]`; block ids.
+        share: the same rows, as the host's runtime takes them.
         group: query heads per KV head.
     """
 
     plan: GatherPlan
     lengths: NDArray[np.int32]
     rows: NDArray[np.int64]
-    tables: NDArray[np.int32]
+    share: Share
     group: int
-
-    @property
-    def share(self) -> Share:
-        """The same rows, as the host's runtime takes them."""
-        sequences, tile = self.rows.shape
-        starts = np.arange(sequences + 1, dtype=np.int32) * np.int32(tile)
-        return Share(AttentionBatch(starts, self.lengths[:sequences], self.tables), self.rows.ravel())
 
     def write(self, buffer: StagingBuffer, q: NDArray[np.float32]) -> Canary:
         """Put everything but K and V into a filled buffer.
@@ -123,6 +117,21 @@ class _Part(NamedTuple):
     length: int  # tokens the sequence holds up to and including the last of these rows
 
 
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """What one launch will be of, before anything is planned for it.
+
+    Attributes:
+        layout: of its operands.
+        work: what it costs, for one layer.
+        share: its rows, as the host's runtime takes them.
+    """
+
+    layout: StagingLayout
+    work: Work
+    share: Share
+
+
 class LaunchPlanner:
     """Cuts steps into launches that fit one size of staging buffer.
 
@@ -184,43 +193,62 @@ class LaunchPlanner:
             )
         self.buffer_bytes = max(largest.nbytes, self._layout(batch=1, tile=1, tokens=buckets.largest).nbytes)
 
-    def plan(self, batch: AttentionBatch, sequences: NDArray[np.int64]) -> list[Launch]:
+    def cut(self, batch: AttentionBatch, sequences: NDArray[np.int64]) -> list[Cut]:
         """Cut some sequences of a step: each tile of several rows is a launch, single rows share one per bucket.
 
         Args:
             batch: the step.
-            sequences: int64; which of its sequences to plan.
+            sequences: int64; which of its sequences to cut.
 
         Raises:
             NoBucket: a sequence is longer than the largest bucket holds.
-            UsageError: a table is too short or names a block outside the pool.
         """
-        launches = []
+        cuts = []
         singles: dict[int, list[_Part]] = {}  # by bucket
         for sequence in sequences.tolist():
             for part in _parts(batch, sequence):
                 if part.rows > 1:
-                    launches.append(self._launch(batch, [part]))
+                    cuts.append(self._cut(batch, [part]))
                 else:
                     singles.setdefault(self._bucket(part), []).append(part)
         for bucket, parts in sorted(singles.items()):
             most = self._most_singles(bucket)
             for start in range(0, len(parts), most):
-                launches.append(self._launch(batch, parts[start : start + most]))  # noqa: PERF401 - reads as above
-        return launches
+                cuts.append(self._cut(batch, parts[start : start + most]))  # noqa: PERF401 - reads as above
+        return cuts
 
-    def _launch(self, batch: AttentionBatch, parts: list[_Part]) -> Launch:
+    def launch(self, cut: Cut) -> Launch:
+        """Plan a launch.
+
+        Raises:
+            UsageError: a table is too short or names a block outside the pool.
+        """
+        share, layout = cut.share, cut.layout
+        # Sequences that pad the batch hold the first token of the first one.
+        padding = layout.batch - share.batch.sequences
+        lengths = np.concatenate([share.batch.context_lens, np.ones(padding, np.int32)])
+        tables = np.concatenate([share.batch.tables, np.repeat(share.batch.tables[:1], padding, axis=0)])
+        plan = GatherPlan.build(self._geometry, self._pool_blocks, tables, lengths, layout)
+        return Launch(plan, lengths, share.rows.reshape(share.batch.sequences, -1), share, self._group)
+
+    def _cut(self, batch: AttentionBatch, parts: list[_Part]) -> Cut:
         """One launch of parts that have the same number of rows and the same bucket."""
         rows = parts[0].rows
-        layout = self._layout(self._padded(len(parts)), rows, self._bucket(parts[0]))
-        tables = batch.tables[[part.sequence for part in parts]]
+        geometry, layout = self._geometry, self._layout(self._padded(len(parts)), rows, self._bucket(parts[0]))
+        lengths = np.array([part.length for part in parts], np.int32)
+        starts = np.arange(len(parts) + 1, dtype=np.int32) * np.int32(rows)
         first = np.array([part.first for part in parts], np.int64)
-        # Sequences that pad the batch hold the first token of the first one.
-        padding = layout.batch - len(parts)
-        lengths = np.array([part.length for part in parts] + [1] * padding, np.int32)
-        padded = np.concatenate([tables, np.repeat(tables[:1], padding, axis=0)])
-        plan = GatherPlan.build(self._geometry, self._pool_blocks, padded, lengths, layout)
-        return Launch(plan, lengths, first[:, np.newaxis] + np.arange(rows), tables, self._group)
+        share = Share(
+            AttentionBatch(starts, lengths, batch.tables[[part.sequence for part in parts]]),
+            (first[:, np.newaxis] + np.arange(rows)).ravel(),
+        )
+        tokens = int(lengths.sum())
+        work = Work(
+            kv_bytes=tokens * geometry.bytes_per_token // geometry.layers,
+            staged_bytes=layout.nbytes,
+            multiply_adds=2 * rows * tokens * geometry.kv_heads * self._group * geometry.head_dim,
+        )
+        return Cut(layout, work, share)
 
     def _bucket(self, part: _Part) -> int:
         return self._buckets.fit(part.length + CANARY_TOKENS)

@@ -24,6 +24,7 @@ from .cores import Cores
 from .device import AttentionDevice, AttentionJob, AttentionRun
 from .host_share import HostShare, Share
 from .launch import BATCHES, Launch, LaunchPlanner, capacity
+from .placement import Everything, Placed, Placement, PlacementLog
 
 __all__ = ["StagedAttention", "arena_bytes"]
 
@@ -79,12 +80,14 @@ class StagedAttention:
         buckets: tokens, ascending multiples of 4; contexts are padded to the next one.
         batches: counts that decoding sequences are padded to, ascending.
         host: attends what the device does not, over the same cache; owned from now on, closed by `close()`.
+        placement: says what that is, beside contexts that no bucket holds.
         take: where the arena's memory comes from, by its size in bytes.
 
     Attributes:
         name: the device's.
-        numerics: the device's.
+        numerics: the device's, and the host's, which may attend any launch.
         cores: what happened on each core.
+        log: what went where, and why.
 
     Raises:
         UsageError: heads, buckets, cores or the cache's element size cannot be used.
@@ -102,6 +105,7 @@ class StagedAttention:
         buckets: Sequence[int] = DEFAULT_BUCKETS,
         batches: Sequence[int] = BATCHES,
         host: AttentionRuntime | None = None,
+        placement: Placement | None = None,
         take: Callable[[int], Region] = Region.anonymous,
     ) -> None:
         self._cache = cache
@@ -119,8 +123,10 @@ class StagedAttention:
                 region.close()
             raise
         self.name = self._device.name
-        self.numerics = self._device.numerics
+        self.numerics = self._device.numerics if host is None else f"{self._device.numerics}+{host.numerics}"
         self.cores = Cores(cores)
+        self.log = PlacementLog()
+        self._placement = placement or Everything()
         self._host = None if host is None else HostShare(host)
         self._step: _Step | None = None
         self._stuck: list[_InFlight] = []  # runs that did not end in time, with buffers that are still the device's
@@ -145,10 +151,7 @@ class StagedAttention:
             raise UsageError("begin_step came before the previous step's end_step: call end_step first")
         batch = copy_checked(batch, self._cache.geometry, self._cache.blocks)
         fits = batch.context_lens <= capacity(self._buckets.largest)
-        launches = self._planner.plan(batch, np.flatnonzero(fits))
-        if self._host is not None:
-            self._host.begin(Share.of(batch, np.flatnonzero(~fits)))
-        elif not fits.all():
+        if self._host is None and not fits.all():
             longest = int(batch.context_lens.max())
             raise NoBucket(
                 f"a context of {longest} tokens is longer than the {capacity(self._buckets.largest)} that the largest "
@@ -156,6 +159,9 @@ class StagedAttention:
                 tokens=longest,
                 largest=capacity(self._buckets.largest),
             )
+        launches, shares = self._place(batch, fits)
+        if self._host is not None:
+            self._host.begin(Share.joined(shares))
         self._step = _Step(batch.rows, launches)
 
     def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
@@ -205,6 +211,23 @@ class StagedAttention:
             self._arena.close()
         if self._host is not None:
             self._host.close()
+
+    def _place(self, batch: AttentionBatch, fits: NDArray[np.bool_]) -> tuple[list[Launch], list[Share]]:
+        """What the device launches, and what is the host's: at least one share, perhaps without rows."""
+        beyond = np.flatnonzero(~fits)
+        launches, shares = [], [Share.of(batch, beyond)]
+        for _ in beyond:
+            self.log.add(Placed("beyond", 0, device=False), f"longer than {capacity(self._buckets.largest)} tokens")
+        cuts = self._planner.cut(batch, np.flatnonzero(fits))
+        chosen = [True] * len(cuts) if self._host is None else self._placement.on_device(cuts)
+        for cut, device in zip(cuts, chosen, strict=True):
+            if device:
+                launches.append(self._planner.launch(cut))
+            else:
+                shares.append(cut.share)
+            kind = "tile" if cut.layout.mask_rows else "decode"
+            self.log.add(Placed(kind, cut.layout.tokens, device), self._placement.reason(cut, len(cuts)))
+        return launches, shares
 
     def _attend_staged(
         self, launches: list[Launch], layer: int, q: NDArray[np.float32], out: NDArray[np.float32]

@@ -272,6 +272,18 @@ DEVICE = [
         ("the first core gets every job", "min(trusted, key=self._in_flight.__getitem__, default=None)", "min(trusted, default=None)"),
     ),
     *group(
+        "npu/placement.py",
+        "npu/test_placement.py",
+        ("the dearer way is taken", "self.model.on_device(cut.work, len(cuts)) < self.model.on_host(cut.work)", "self.model.on_device(cut.work, len(cuts)) > self.model.on_host(cut.work)"),
+        ("launches are weighed as if each were alone", "self.model.on_device(cut.work, len(cuts)) <", "self.model.on_device(cut.work) <"),
+    ),
+    *group(
+        "npu/cost_model.py",
+        "npu/test_cost_model.py",
+        ("gathering costs nothing", "return gather + (self", "return (self"),
+        ("more cores are counted than there are", "min(self.cores, launches)", "launches"),
+    ),
+    *group(
         "npu/host_share.py",
         "npu/test_emulated_attention.py",
         ("the host forgets its share when it steps in", "                self._runtime.begin_step(self._share.batch)\n", "                pass\n"),

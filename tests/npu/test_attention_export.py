@@ -41,12 +41,12 @@ def test_every_launch_that_is_planned_has_a_graph(kv_heads: int, heads: int, hea
             lengths = np.full(sequences, length, np.int32)
             tables = np.zeros((sequences, 256), np.int32)
             decode = AttentionBatch(np.arange(sequences + 1, dtype=np.int32), lengths, tables)
-            planned |= {(launch.plan.layout, 1) for launch in planner.plan(decode, np.arange(sequences))}
+            planned |= {(cut.layout, 1) for cut in planner.cut(decode, np.arange(sequences))}
         for tile in (2, 16, 17, 64):
             if tile <= length:
                 chunk = AttentionBatch(np.array([0, tile], np.int32), lengths[:1], tables[:1])
-                plan = planner.plan(chunk, np.arange(1))
-                planned |= {(launch.plan.layout, 16 if tile <= 16 else 64) for launch in plan}
+                cuts = planner.cut(chunk, np.arange(1))
+                planned |= {(cut.layout, 16 if tile <= 16 else 64) for cut in cuts}
     for layout, tile in planned:
         graph = graphs[tile]
         assert (layout.batch, layout.tokens) in sizes[graph], (layout, tile)

@@ -19,7 +19,8 @@ PLANNER = LaunchPlanner(GEOMETRY, CACHE.blocks, GROUP * GEOMETRY.kv_heads, Bucke
 
 def launches(lengths: list[int], rows: list[int]) -> list[Launch]:
     tables = [list(range(GEOMETRY.blocks_for(length))) for length in lengths]
-    return PLANNER.plan(batch_of(tables, lengths, rows), np.arange(len(lengths), dtype=np.int64))
+    cuts = PLANNER.cut(batch_of(tables, lengths, rows), np.arange(len(lengths), dtype=np.int64))
+    return [PLANNER.launch(cut) for cut in cuts]
 
 
 def filled(launch: Launch) -> StagingBuffer:
