@@ -119,3 +119,23 @@ def test_a_sync_that_a_signal_interrupts_is_asked_for_again(
     assert asked == [(3).to_bytes(8, "little")] * 3  # read | write | start
     dma_buf.end_cpu_access(0)
     assert asked[3:] == [(7).to_bytes(8, "little")]  # read | write | end
+
+
+def test_what_the_kernel_is_handed_and_hands_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte, as the structs above say."""
+    asked: list[bytes] = []
+
+    def ioctl(_fd: int, _request: int, request: bytearray) -> int:
+        asked.append(bytes(request))
+        request[8:12] = (57).to_bytes(4, "little")  # fd of dma_heap_allocation_data
+        return 58
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    assert dma_buf.allocate(3, 1 << 33) == 57
+    assert dma_buf.create_list(3, 9, [(1 << 33, 4096), (0, 8192)]) == 58
+    heap, view = asked
+    assert heap == (1 << 33).to_bytes(8, "little") + bytes(4) + (os.O_RDWR | os.O_CLOEXEC).to_bytes(
+        4, "little"
+    ) + bytes(8)
+    words = [int.from_bytes(view[at : at + 4], "little") for at in range(0, len(view), 4)]
+    assert words == [1, 2, *[9, 0, 0, 2, 4096, 0], *[9, 0, 0, 0, 8192, 0]]  # close on exec, two items; then each

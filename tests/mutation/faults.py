@@ -295,4 +295,29 @@ DEVICE = [
     ),
 ]
 
-FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE]
+MEMORY = [
+    *group(
+        "hostcache/dma_heap.py",
+        "hostcache/test_dma_heap.py",
+        ("the last piece of a range is not synced", "-(-(offset + nbytes) // self.piece_bytes)", "(offset + nbytes) // self.piece_bytes"),
+        ("the device's bytes are fetched where the host's are handed over", "self._sync(dma_buf.end_cpu_access", "self._sync(dma_buf.begin_cpu_access"),
+        ("all pieces lie at the start", "base + index * self.piece_bytes", "base"),
+        ("pages that the machine has not are asked for", "pieces * piece_bytes > available", "False"),
+        ("a heap that gives out keeps what it gave", "        for descriptor in descriptors:\n            os.close(descriptor)\n        return error", "        return error"),
+        ("a region in use loses its descriptors", "        super().close()\n        self._close_descriptors()", "        self._close_descriptors()\n        super().close()"),
+    ),
+    *group(
+        "hostcache/dma_buf.py",
+        "hostcache/test_dma_buf.py",
+        ("a signal ends a sync", "(InterruptedError, BlockingIOError)", "BlockingIOError"),
+        ("the flags are taken for the descriptor", "HEAP_ALLOCATION.unpack(request)[1]", "HEAP_ALLOCATION.unpack(request)[2]"),
+    ),
+    *group(
+        "staging/udmabuf.py",
+        "staging/test_udmabuf.py",
+        ("a view's pages are not listed for devices", "            dma_buf.begin_cpu_access(self.fd)\n", ""),
+        ("a run behind the region is shown", "or offset + nbytes > region.nbytes", ""),
+    ),
+]
+
+FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *MEMORY]
