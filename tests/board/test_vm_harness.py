@@ -100,3 +100,34 @@ def test_a_command_that_fails_is_an_error_with_the_end_of_its_output() -> None:
     with pytest.raises(VmError, match=r"no-such-make: .*No such file"):
         vm_kernel.run(["no-such-make"])
     assert vm_kernel.run(["sh", "-c", "echo $MAKEFLAGS$LC_ALL"]) == "C\n"
+
+
+def test_a_kernel_is_built_once_for_a_source_and_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    def build(work: Path, version: str) -> Path:
+        assert list(work.iterdir()) == []
+        (work / "vmlinux").write_text(version)
+        built.append(version)
+        if version == "broken":
+            raise VmError("no")
+        return work / "vmlinux"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(vm_kernel, "build", build)
+    for version in ("6.1.1", "6.1.1", "6.1.2", "6.1.1"):
+        monkeypatch.setattr(vm_kernel, "source_version", lambda version=version: version)
+        assert vm_kernel.kernel_image().read_text() == version
+    assert built == ["6.1.1", "6.1.2"]
+    monkeypatch.setattr(vm_kernel, "source_version", lambda: "broken")
+    for _ in range(2):
+        with pytest.raises(VmError):
+            vm_kernel.kernel_image()
+    assert len(list(tmp_path.rglob("vmlinux"))) == 2
+    assert not list(tmp_path.rglob("build"))
+
+    (leftover,) = (path.parent for path in tmp_path.rglob("vmlinux") if path.read_text() == "6.1.2")
+    (leftover / "vmlinux").unlink()
+    (leftover / "build" / "of a build that was killed").mkdir(parents=True)
+    monkeypatch.setattr(vm_kernel, "source_version", lambda: "6.1.2")
+    assert vm_kernel.kernel_image().read_text() == "6.1.2"

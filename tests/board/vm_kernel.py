@@ -3,12 +3,12 @@
 # ruff: noqa: T201 - a command prints
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from npu.weights_cache import default_cache_dir
@@ -62,13 +62,20 @@ def kernel_image() -> Path:
     """
     version = source_version()
     key = hashlib.sha256(f"{version}\n{FRAGMENT.read_text()}".encode()).hexdigest()[:16]
-    image = default_cache_dir() / "vm" / key / "vmlinux"
-    if not image.exists():
-        print(f"building Linux {version} for the VM, once: about two minutes on two cores", flush=True)
-        image.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=image.parent) as work:
-            built = build(Path(work), version)
-            os.replace(built, image)  # whole, or not there
+    folder = default_cache_dir() / "vm" / key
+    folder.mkdir(parents=True, exist_ok=True)
+    image = folder / "vmlinux"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second finds the kernel built
+        if not image.exists():
+            print(f"building Linux {version} for the VM, once: about two minutes on two idle cores", flush=True)
+            work = folder / "build"
+            shutil.rmtree(work, ignore_errors=True)  # of a build that was interrupted
+            work.mkdir()
+            try:
+                os.replace(build(work, version), image)  # whole, or not there
+            finally:
+                shutil.rmtree(work)
     return image
 
 
