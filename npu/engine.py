@@ -95,6 +95,7 @@ class Engine:
         threads: int = 1,
         activations: Literal["int8", "fp32"] = "int8",
         rounding: Rounding = "output",
+        graphs: Path | str | None = None,
         context_length: int | None = None,
         max_rows: int = 256,
         max_sequences: int = 64,
@@ -110,6 +111,7 @@ class Engine:
             threads: threads of the dense parts and of the `cpu` runtime.
             activations: `"int8"` is fast, `"fp32"` exact.
             rounding: where the emulated NPU rounds to fp16.
+            graphs: the model's attention graphs, for the `rknnlite` runtime: what `rockpage export attention` wrote.
             context_length: most tokens a sequence may hold; None: what the model was trained for.
             max_rows: most tokens computed in one step.
             max_sequences: most sequences that run at once.
@@ -119,7 +121,9 @@ class Engine:
         Raises:
             ModelError: the file is damaged or of a kind rockpage does not run.
             RegionError: the pool's memory is not there.
-            UsageError: an option is out of range.
+            UsageError: an option is out of range, or the graphs are missing or for another model.
+            MissingExtra: what the runtime needs is not installed.
+            DeviceError: the simulator or the NPU cannot be used.
         """
         with open_model(model) as source:
             tokenizer, template = tokenizer_of(source), template_of(source)
@@ -139,7 +143,14 @@ class Engine:
         )
         cache = PagedKVCache.create(decoder.geometry, pool_bytes)
         try:
-            attention = open_runtime(runtime, cache, decoder.config.heads, threads=threads, rounding=rounding)
+            attention = open_runtime(
+                runtime,
+                cache,
+                decoder.config.heads,
+                threads=threads,
+                rounding=rounding,
+                graphs=None if graphs is None else Path(graphs),
+            )
         except BaseException:
             cache.close()
             raise

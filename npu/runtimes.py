@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hostcache.errors import UsageError
+from staging import DEFAULT_BUCKETS
 
 from .attention import AttentionRuntime
 from .cpu import CpuAttention
+from .device import AttentionDevice
 from .emulated import EmulatedAttention
 from .fp16 import Rounding
+from .launch import BATCHES
+from .rknnlite_device import RknnLiteDevice
 from .simulator_device import SimulatorDevice
 from .staged import StagedAttention
 
@@ -18,16 +24,22 @@ if TYPE_CHECKING:
 
 __all__ = ["RuntimeName", "open_runtime"]
 
-RuntimeName = Literal["auto", "cpu", "emulated", "simulator"]
+RuntimeName = Literal["auto", "cpu", "emulated", "simulator", "rknnlite"]
 """`cpu` reads straight through the block table; the others go through staging: `emulated` to the strict emulated NPU,
-`simulator` to the vendor's simulator, which is slow and needs rknn-toolkit2.
+`simulator` to the vendor's simulator, which is slow and needs rknn-toolkit2, `rknnlite` to a board's NPU.
 
 `auto` is the fastest runtime that this machine has and that is proven here: the CPU.
 """
 
 
 def open_runtime(
-    name: str, cache: PagedKVCache, heads: int, *, threads: int = 1, rounding: Rounding = "output"
+    name: str,
+    cache: PagedKVCache,
+    heads: int,
+    *,
+    threads: int = 1,
+    rounding: Rounding = "output",
+    graphs: Path | None = None,
 ) -> AttentionRuntime:
     """Open an attention runtime over a cache; the caller closes it.
 
@@ -37,19 +49,23 @@ def open_runtime(
         heads: query heads of the model.
         threads: threads of the `cpu` runtime, which also attends what the staged ones leave to the host.
         rounding: where the emulated NPU rounds to fp16.
+        graphs: the folder that `rockpage export attention` wrote, for `rknnlite`.
 
     Raises:
-        UsageError: no runtime has this name, or it cannot serve this geometry.
+        UsageError: no runtime has this name, it cannot serve this geometry, or it needs graphs and has none for it.
+        BadModelFile: the folder of graphs is damaged.
         MissingExtra: what the runtime needs is not installed.
-        DeviceError: the simulator's process did not start.
+        DeviceError: the simulator's process did not start, or the NPU cannot be used.
     """
     if name in ("auto", "cpu"):
         return CpuAttention(cache, heads, threads)
-    if name in ("emulated", "simulator"):
+    if name in ("emulated", "simulator", "rknnlite"):
         host = CpuAttention(cache, heads, threads)
         try:
             if name == "simulator":
                 return _simulated(cache, heads, host)
+            if name == "rknnlite":
+                return _on_board(cache, heads, host, graphs)
             return EmulatedAttention(cache, heads, rounding, host=host)
         except BaseException:
             host.close()  # it holds on to the cache, which the caller is about to close
@@ -59,9 +75,34 @@ def open_runtime(
 
 def _simulated(cache: PagedKVCache, heads: int, host: AttentionRuntime) -> AttentionRuntime:
     geometry = cache.geometry
-    device = SimulatorDevice(geometry.kv_heads, heads, geometry.head_dim)
+    return _staged(cache, heads, host, SimulatorDevice(geometry.kv_heads, heads, geometry.head_dim))
+
+
+def _on_board(cache: PagedKVCache, heads: int, host: AttentionRuntime, graphs: Path | None) -> AttentionRuntime:
+    if graphs is None:
+        raise UsageError(
+            "the rknnlite runtime needs the model's attention graphs: rockpage export attention MODEL --out DIR, on an "
+            "x86-64 machine, and --graphs DIR here"
+        )
+    geometry = cache.geometry
+    device = RknnLiteDevice(graphs, geometry.kv_heads, heads, geometry.head_dim)
+    return _staged(cache, heads, host, device, buckets=device.buckets, batches=device.batches)
+
+
+def _staged(
+    cache: PagedKVCache,
+    heads: int,
+    host: AttentionRuntime,
+    device: AttentionDevice,
+    *,
+    buckets: Sequence[int] = DEFAULT_BUCKETS,
+    batches: Sequence[int] = BATCHES,
+) -> AttentionRuntime:
+    """Staged attention over a device that is open already, and is closed if that fails."""
     try:
-        return StagedAttention(cache, heads, lambda _memory: device, cores=device.cores, host=host)
+        return StagedAttention(
+            cache, heads, lambda _memory: device, cores=device.cores, buckets=buckets, batches=batches, host=host
+        )
     except BaseException:
         device.close()
         raise

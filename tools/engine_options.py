@@ -34,10 +34,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how it runs")
     group.add_argument(
         "--runtime",
-        choices=("auto", "cpu", "emulated", "simulator"),
+        choices=("auto", "cpu", "emulated", "simulator", "rknnlite"),
         default="auto",
-        help="attention straight through the block table (cpu), or staged, on the emulated NPU or the vendor's"
-        " simulator (default: %(default)s)",
+        help="attention straight through the block table (cpu), or staged: on the emulated NPU, the vendor's"
+        " simulator, or a board's NPU (rknnlite) (default: %(default)s)",
+    )
+    group.add_argument(
+        "--graphs", metavar="DIR", help="for rknnlite: the model's graphs, from rockpage export attention --out DIR"
     )
     group.add_argument(
         "--emulate-rounding",
@@ -126,6 +129,7 @@ def open_engine(args: argparse.Namespace) -> Engine:
         model_path(args),
         runtime=args.runtime,
         rounding=args.emulate_rounding,
+        graphs=args.graphs,
         activations=args.activations,
         pool_bytes=args.pool,
         threads=args.threads,
