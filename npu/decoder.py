@@ -22,7 +22,7 @@ from .source import ModelSource
 from .weights import Activations, plan_weights
 from .weights_cache import FORM_VERSION, default_cache_dir, model_digest, weights_folder
 
-__all__ = ["Attend", "Decoder", "DenseModel"]
+__all__ = ["Attend", "Decoder", "DenseModel", "Floats", "check_step", "embedder"]
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -128,7 +128,7 @@ class Decoder:
         return cls(
             config,
             segments,
-            _embedder(source, config),
+            embedder(source, config),
             fingerprint=fingerprint,
             numerics="/".join(
                 (
@@ -166,7 +166,7 @@ class Decoder:
         Raises:
             UsageError: shapes do not match, or an id, a position or a row is out of its range.
         """
-        self._check(tokens, positions, logit_rows)
+        check_step(self.config, self.max_rows, tokens, positions, logit_rows)
         buffers, binding = self._buffers, self._binding(len(tokens))
         m, d = len(tokens), self.config.head_dim
         buffers.residuals[0][:m] = self._embed(tokens)
@@ -189,25 +189,37 @@ class Decoder:
             self._bindings.popitem(last=False)
         return binding
 
-    def _check(self, tokens: NDArray[np.int32], positions: NDArray[np.int32], logit_rows: NDArray[np.int64]) -> None:
-        m = len(tokens)
-        if not 1 <= m <= self.max_rows:
-            raise UsageError(f"a step has 1 to {self.max_rows} tokens, got {m}", tokens=m, max_rows=self.max_rows)
-        if positions.shape != (m,):
-            raise UsageError(f"{m} tokens need {m} positions, got shape {positions.shape}", shape=positions.shape)
-        if len(logit_rows) > m:
-            raise UsageError(f"{len(logit_rows)} logit rows are wanted of {m} tokens", wanted=len(logit_rows), rows=m)
-        for name, values, limit, what in (
-            ("token id", tokens, self.config.vocab, "vocabulary"),
-            ("position", positions, self.config.context_length, "context length"),
-            ("logit row", logit_rows, m, "number of tokens"),
-        ):
-            if len(values) and not 0 <= (low := int(values.min())) <= (high := int(values.max())) < limit:
-                bad = low if low < 0 else high
-                raise UsageError(f"{name} {bad} is not within 0 to {limit - 1} (the {what})", name=name, value=bad)
+
+def check_step(
+    config: ModelConfig,
+    max_rows: int,
+    tokens: NDArray[np.int32],
+    positions: NDArray[np.int32],
+    logit_rows: NDArray[np.int64],
+) -> None:
+    """Refuse what `DenseModel.forward` cannot compute.
+
+    Raises:
+        UsageError: shapes do not match, or an id, a position or a row is out of its range.
+    """
+    m = len(tokens)
+    if not 1 <= m <= max_rows:
+        raise UsageError(f"a step has 1 to {max_rows} tokens, got {m}", tokens=m, max_rows=max_rows)
+    if positions.shape != (m,):
+        raise UsageError(f"{m} tokens need {m} positions, got shape {positions.shape}", shape=positions.shape)
+    if len(logit_rows) > m:
+        raise UsageError(f"{len(logit_rows)} logit rows are wanted of {m} tokens", wanted=len(logit_rows), rows=m)
+    for name, values, limit, what in (
+        ("token id", tokens, config.vocab, "vocabulary"),
+        ("position", positions, config.context_length, "context length"),
+        ("logit row", logit_rows, m, "number of tokens"),
+    ):
+        if len(values) and not 0 <= (low := int(values.min())) <= (high := int(values.max())) < limit:
+            bad = low if low < 0 else high
+            raise UsageError(f"{name} {bad} is not within 0 to {limit - 1} (the {what})", name=name, value=bad)
 
 
-def _embedder(source: ModelSource, config: ModelConfig) -> Callable[[NDArray[np.int32]], Floats]:
+def embedder(source: ModelSource, config: ModelConfig) -> Callable[[NDArray[np.int32]], Floats]:
     """A function from token ids to rows of the embedding, decoded from the mapped model."""
     info = source.tensors["token_embd.weight"]
     table = source.data("token_embd.weight").reshape(config.vocab, -1)
