@@ -89,6 +89,18 @@ void rp_kv_write(uint8_t *pool, int64_t block_bytes, int64_t layer_offset, int64
     }
 }
 
+void rp_kv_note(const int64_t *slots, int64_t rows, int32_t block_tokens, int32_t *written, int64_t *rewrites)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        if (slots[r] < 0)
+            continue;
+        const int64_t block = slots[r] / block_tokens;
+        const int32_t offset = (int32_t)(slots[r] % block_tokens);
+        rewrites[block] += offset < written[block];
+        written[block] = offset + 1;
+    }
+}
+
 void rp_kv_copy_block(uint8_t *pool, int64_t block_bytes, int64_t row_bytes, int64_t runs, int64_t token_bytes,
                       int64_t src, int64_t dst, int64_t tokens)
 {

@@ -13,6 +13,14 @@ void rp_kv_write(uint8_t *pool, int64_t block_bytes, int64_t layer_offset, int64
                  int32_t kv_heads, int32_t head_dim, const int64_t *slots, int64_t rows, const float *k,
                  int64_t k_stride, const float *v, int64_t v_stride);
 
+/* Note rows of one layer that are about to be written. A block's tokens are written in order: one that is written again
+ * takes back those behind it.
+ *
+ * slots     [rows] as above
+ * written   [blocks] tokens of each block up to the last one written in this layer
+ * rewrites  [blocks] raised by one for each row whose token was written before */
+void rp_kv_note(const int64_t *slots, int64_t rows, int32_t block_tokens, int32_t *written, int64_t *rewrites);
+
 /* Copy the first `tokens` tokens of block `src` to block `dst`; the rest of `dst` keeps what it held, and a whole block
  * is one copy. A block is `runs` = layers * 2 * kv_heads rows of row_bytes each. */
 void rp_kv_copy_block(uint8_t *pool, int64_t block_bytes, int64_t row_bytes, int64_t runs, int64_t token_bytes,

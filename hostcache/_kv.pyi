@@ -19,6 +19,7 @@ class _Lib:
         v: CData,
         v_stride: int,
     ) -> None: ...
+    def rp_kv_note(self, slots: CData, rows: int, block_tokens: int, written: CData, rewrites: CData) -> None: ...
     def rp_kv_copy_block(
         self,
         pool: CData,

@@ -29,6 +29,8 @@ class PagedKVCache:
         blocks: blocks that fit into the region.
         pool: their reference counts.
         buffer: uint8, the whole region; blocks start at multiples of `geometry.block_bytes`.
+        rewrites: int64 `[blocks]`, raised whenever a token of a block is written that was written before. For whoever
+            keeps copies: while neither this nor `pool.generation` changes, a block has only grown.
 
     Raises:
         UsageError: the region is smaller than one block.
@@ -46,9 +48,13 @@ class PagedKVCache:
             )
         self.pool = BlockPool(self.blocks, geometry.block_tokens)
         self.buffer: NDArray[np.uint8] = region.buffer
+        self.rewrites = np.zeros(self.blocks, np.int64)
+        self._written = np.zeros((geometry.layers, self.blocks), np.int32)  # tokens up to the last one written
         self._region = region
         self._closed = False
         self._base = ffi.from_buffer("uint8_t[]", region.buffer, require_writable=True)
+        self._c_rewrites = ffi.from_buffer("int64_t[]", self.rewrites, require_writable=True)
+        self._c_written = ffi.from_buffer("int32_t[]", self._written, require_writable=True)
 
     @classmethod
     def create(cls, geometry: KVGeometry, nbytes: int) -> PagedKVCache:
@@ -77,7 +83,8 @@ class PagedKVCache:
     ) -> None:
         """Scatter one layer's keys and values into their slots, rounded to fp16.
 
-        The caller owns the slots: they belong to blocks that only one table refers to.
+        The caller owns the slots: they belong to blocks that only one table refers to. A sequence's tokens are written
+        in order; one that is written again takes back those behind it.
 
         Args:
             layer: layer index.
@@ -108,6 +115,8 @@ class PagedKVCache:
                 f"layer {layer} or slot {int(slots.max())} is outside {geometry.layers} layers of {self.blocks} blocks",
                 layer=layer,
             )
+        c_slots = ffi.from_buffer("int64_t[]", slots)
+        lib.rp_kv_note(c_slots, rows, geometry.block_tokens, self._c_written + layer * self.blocks, self._c_rewrites)
         lib.rp_kv_write(
             self._base,
             geometry.block_bytes,
@@ -116,7 +125,7 @@ class PagedKVCache:
             geometry.block_tokens,
             geometry.kv_heads,
             geometry.head_dim,
-            ffi.from_buffer("int64_t[]", slots),
+            c_slots,
             rows,
             ffi.from_buffer("float[]", keys),
             geometry.kv_heads * geometry.head_dim,
@@ -140,6 +149,8 @@ class PagedKVCache:
                 destination=destination,
                 tokens=tokens,
             )
+        self.rewrites[destination] += 1
+        self._written[:, destination] = tokens
         lib.rp_kv_copy_block(
             self._base,
             geometry.block_bytes,

@@ -88,6 +88,49 @@ def test_copying_a_block_takes_the_first_tokens_of_every_row(tokens: int) -> Non
     cache.close()
 
 
+def test_rewrites_tell_growth_from_what_was_written_again() -> None:
+    """Growth leaves the count alone, in every layer; each token written twice raises it, of its block alone."""
+    cache = filled()
+
+    def write(*slots: int, layer: int = 0) -> list[int]:
+        cache.write(layer, np.array(slots, np.int64), *rows(len(slots)))
+        return cache.rewrites.tolist()
+
+    assert write(0, 1, 2, -1, 16) == [0, 0, 0, 0]
+    assert write(0, 1, 2, 16, layer=1) == [0, 0, 0, 0]
+    assert write(3, 17) == [0, 0, 0, 0]
+    assert write(2, -1, 48) == [1, 0, 0, 0]  # truncated to two tokens, and written on
+    assert write(3, 4) == [1, 0, 0, 0]
+    assert write(2, layer=1) == [2, 0, 0, 0]
+    assert write(16) == [2, 1, 0, 0]  # a new owner begins
+    cache.close()
+
+
+def test_a_copied_block_counts_as_rewritten_up_to_its_last_copied_token() -> None:
+    cache = filled()
+    for layer in range(SMALL.layers):
+        cache.write(layer, np.arange(16, 32, dtype=np.int64), *rows(16))
+    cache.copy_block(1, 2, 5)
+    assert cache.rewrites.tolist() == [0, 0, 1, 0]
+    for layer in range(SMALL.layers):
+        cache.write(layer, np.array([37], np.int64), *rows(1))  # the first behind the copy
+    assert cache.rewrites.tolist() == [0, 0, 1, 0]
+    cache.write(2, np.array([36], np.int64), *rows(1))  # the last of the copy
+    assert cache.rewrites.tolist() == [0, 0, 2, 0]
+    cache.close()
+
+
+def test_a_refused_write_or_copy_is_not_counted() -> None:
+    cache = filled()
+    cache.write(0, np.array([0]), *rows(1))
+    with pytest.raises(UsageError, match="outside"):
+        cache.write(0, np.array([0, 64]), *rows(2))
+    with pytest.raises(UsageError, match="cannot copy"):
+        cache.copy_block(0, 1, 17)
+    assert not cache.rewrites.any()
+    cache.close()
+
+
 def test_read_returns_a_copy() -> None:
     cache = filled()
     keys, _ = cache.read(0, [0], 16)

@@ -102,6 +102,9 @@ BYTES = group(
     ("a layer is written into the one before", "layer * geometry.layer_bytes,", "layer * geometry.kv_bytes,"),
     ("half of a block's rows are copied", "geometry.layers * 2 * geometry.kv_heads,", "geometry.layers * geometry.kv_heads,"),
     ("the slot behind the pool is written", "int(slots.max()) < self.blocks", "int(slots.max()) <= self.blocks"),
+    ("a layer's writes are noted in the first", "self._c_written + layer * self.blocks", "self._c_written"),
+    ("a copied block seems untouched", "        self.rewrites[destination] += 1\n", ""),
+    ("a copied block seems empty", "self._written[:, destination] = tokens", "self._written[:, destination] = 0"),
 )
 
 PREFIX = group(
