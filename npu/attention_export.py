@@ -12,9 +12,9 @@ from staging import DEFAULT_BUCKETS, Buckets
 from .attention_graph import AttentionGraph
 from .attention_manifest import AttentionFile, AttentionManifest, CompiledLaunch
 from .launch import BATCHES
-from .rknn_cache import CompileCache, Compiled, Compiler
+from .rknn_cache import CompileCache, Compiled, Compiler, require_on_npu
 from .rknn_log import FUSED_ATTENTION
-from .rknn_manifest import GraphFile, write_manifest
+from .rknn_manifest import GraphFile, claim_folder, write_manifest
 from .rknn_toolkit import CompileJob
 
 __all__ = ["Sizes", "attention_job", "export_attention", "launch_sizes", "require_fused"]
@@ -66,20 +66,16 @@ def require_fused(job: CompileJob, compiled: Compiled) -> None:
     Raises:
         DeviceError: there are other operators, some on the CPU, the compiler complained, or left out a set of shapes.
     """
-    if compiled.complaints:
-        said = "; ".join(compiled.complaints)
-        raise DeviceError(f"{job.name}: the compiler complains: {said}", complaints=compiled.complaints)
+    require_on_npu(job, compiled)
     for table in compiled.tables:
-        operators = [f"{layer.op}@{layer.target}" for layer in table.layers]
-        if operators != [f"{FUSED_ATTENTION}@NPU"]:
+        operators = [layer.op for layer in table.layers]
+        if operators != [FUSED_ATTENTION]:
             raise DeviceError(
-                f"{job.name} with {table.shapes} became {', '.join(operators)} in place of one {FUSED_ATTENTION}@NPU: "
+                f"{job.name} with {table.shapes} became {', '.join(operators)} in place of one {FUSED_ATTENTION}: "
                 "this version of the compiler does not fuse it",
                 operators=operators,
                 shapes=table.shapes,
             )
-    if missing := set(job.shapes) - {table.shapes for table in compiled.tables}:
-        raise DeviceError(f"{job.name}: the compiler left out the shapes {sorted(missing)}", missing=sorted(missing))
 
 
 def export_attention(
@@ -105,6 +101,7 @@ def export_attention(
         UsageError: the folder holds an export of another kind.
         OSError: the folder or the cache cannot be written.
     """
+    claim_folder(folder, AttentionManifest.holds)
     files, sources = [], {}
     for graph, launches in sizes.items():
         report(graph.kind)

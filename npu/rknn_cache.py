@@ -21,12 +21,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from hostcache.errors import DeviceError
+
 from .json_data import from_json
 from .rknn_log import LayerTable, complaints, layer_tables
 from .rknn_toolkit import TARGET, CompileJob
 from .weights_cache import make_private
 
-__all__ = ["CompileCache", "Compiled", "Compiler", "file_sha256"]
+__all__ = ["CompileCache", "Compiled", "Compiler", "file_sha256", "require_on_npu"]
 
 _NOTE_VERSION = 1  # part of the key: raise it when logs are read otherwise
 
@@ -117,6 +119,27 @@ class CompileCache:
         return note
 
 
+def require_on_npu(job: CompileJob, compiled: Compiled) -> None:
+    """Refuse a graph of which something would run on the CPU, as a table or a complaint says.
+
+    Raises:
+        DeviceError: an operator would, the compiler complained, or left out a set of shapes.
+    """
+    if compiled.complaints:
+        said = "; ".join(compiled.complaints)
+        raise DeviceError(f"{job.name}: the compiler complains: {said}", complaints=compiled.complaints)
+    for table in compiled.tables:
+        if table.on_cpu:
+            operators = [layer.op for layer in table.on_cpu]
+            raise DeviceError(
+                f"{job.name} with {table.shapes} has {', '.join(operators)} on the CPU, not on the NPU",
+                operators=operators,
+                shapes=table.shapes,
+            )
+    if missing := set(job.shapes) - {table.shapes for table in compiled.tables}:
+        raise DeviceError(f"{job.name}: the compiler left out the shapes {sorted(missing)}", missing=sorted(missing))
+
+
 def file_sha256(path: Path) -> str:
     """Digest of a file, in hex.
 
@@ -131,7 +154,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _key(version: str, job: CompileJob) -> str:
-    digest = hashlib.sha256(json.dumps([_NOTE_VERSION, version, TARGET, job.shapes]).encode())
+    digest = hashlib.sha256(json.dumps([_NOTE_VERSION, version, TARGET, job.shapes, job.kept_fp16]).encode())
     digest.update(hashlib.sha256(job.onnx).digest())
     for sample in job.dataset:
         for array in sample:

@@ -20,7 +20,7 @@ from .folder_files import read_object
 from .json_data import from_json
 from .rknn_cache import Compiled, file_sha256
 
-__all__ = ["MANIFEST_FILE", "GraphFile", "Manifest", "read_manifest", "write_manifest"]
+__all__ = ["MANIFEST_FILE", "GraphFile", "Manifest", "claim_folder", "read_manifest", "write_manifest"]
 
 MANIFEST_FILE = "manifest.json"
 
@@ -101,26 +101,36 @@ def read_manifest(kind: type[_Manifest], folder: Path) -> _Manifest:
     return manifest
 
 
+def claim_folder(folder: Path, holds: str) -> None:
+    """Make a folder for an export, before the work is done.
+
+    Raises:
+        UsageError: it holds an export of another kind.
+        OSError: it cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    present = read_object(folder / MANIFEST_FILE)
+    if present is not None and present.get("holds") != holds:
+        raise UsageError(
+            f"{folder} holds {present.get('holds')!r:.20} graphs already: give another folder", holds=holds
+        )
+
+
 def write_manifest(folder: Path, manifest: Manifest, sources: Mapping[str, Path]) -> None:
-    """Put compiled files and their manifest into a folder, in place of an older export of the same kind.
+    """Put compiled files and their manifest into a claimed folder, in place of an older export of the same kind.
 
     Args:
-        folder: made if missing.
+        folder: see `claim_folder`.
         manifest: names the files.
         sources: where each file lies now, by its name in the manifest.
 
     Raises:
-        UsageError: the folder holds an export of another kind.
         OSError: the folder cannot be written, or is full.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / MANIFEST_FILE
-    if path.exists() and (holds := (read_object(path) or {}).get("holds")) != manifest.holds:
-        raise UsageError(f"{folder} holds {holds!r:.20} graphs already: give another folder", folder=str(folder))
     for name, source in sources.items():
         _place(source, folder / name)
     content = {"format": _FORMAT, "holds": manifest.holds, **asdict(manifest)}
-    _replace(path, json.dumps(content, indent=1).encode())
+    _replace(folder / MANIFEST_FILE, json.dumps(content, indent=1).encode())
     for stray in folder.glob("*.rknn"):  # of an older manifest
         if stray.name not in sources:
             stray.unlink()
