@@ -64,12 +64,14 @@ class CompileJob:
         shapes: the sets of input shapes that the compiled file takes; none if the graph's own are fixed.
         dataset: samples to calibrate int8 by, of the largest shapes: for each, one float32 array per input. Empty
             compiles in fp16.
+        kept_fp16: values that stay in fp16 when the others become int8. The toolkit then takes one set of shapes only.
     """
 
     name: str
     onnx: bytes
     shapes: tuple[Shapes, ...] = ()
     dataset: tuple[tuple[NDArray[np.float32], ...], ...] = ()
+    kept_fp16: tuple[str, ...] = ()
 
 
 def find_python(python: Path | str | None = None) -> Path:
@@ -203,6 +205,7 @@ class RknnToolkit:
                 "target": TARGET,
                 "shapes": job.shapes,
                 "dataset": _write_dataset(folder, job) if job.dataset else None,
+                "kept_fp16": job.kept_fp16,
                 "out": None if out is None else str(out),
                 "simulate": simulate,
             }

@@ -20,6 +20,7 @@ import types
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -83,8 +84,10 @@ class _Graphs:
         config = {"dynamic_input": header["shapes"]} if header["shapes"] else {}
         _must("config", rknn.config(target_platform=header["target"], **config))
         _must("load_onnx", rknn.load_onnx(model=header["onnx"]))
-        dataset = header["dataset"]
-        _must("build", rknn.build(do_quantization=dataset is not None, dataset=dataset))
+        if header["dataset"] is None:
+            _must("build", rknn.build(do_quantization=False))
+        else:
+            rknn = _quantise(rknn, header)
         if header["out"] is not None:
             _must("export_rknn", rknn.export_rknn(header["out"]))
         if not header["simulate"]:
@@ -107,6 +110,28 @@ class _Graphs:
         if outputs is None:
             raise RuntimeError("inference returned None")
         return [np.asarray(output) for output in outputs]
+
+
+def _quantise(rknn: Any, header: dict[str, Any]) -> Any:  # noqa: ANN401 - RKNN, which has no types
+    """Build a loaded graph in int8, but for the values that are to stay in fp16.
+
+    The toolkit proposes scales in a file; naming a value there keeps it in fp16.
+    """
+    _must("hybrid_quantization_step1", rknn.hybrid_quantization_step1(dataset=header["dataset"]))
+    stem = Path(header["onnx"]).stem  # its three files lie in the working folder
+    proposal = Path(f"{stem}.quantization.cfg")
+    nothing_kept = "custom_quantize_layers: {}\n"
+    before, found, behind = proposal.read_text().partition(nothing_kept)
+    if not found:
+        raise RuntimeError(f"{proposal.name} does not say {nothing_kept.strip()!r}")
+    kept = [name for name in header["kept_fp16"] if f"\n    {name}:\n" in behind]
+    listed = "".join(f"\n    {name}: float16" for name in kept) or " {}"
+    proposal.write_text(f"{before}custom_quantize_layers:{listed}\n{behind}")
+    built = type(rknn)(verbose=True)
+    files = (f"{stem}.model", f"{stem}.data", str(proposal))
+    _must("hybrid_quantization_step2", built.hybrid_quantization_step2(*files))
+    rknn.release()
+    return built
 
 
 def _must(call: str, status: int) -> None:

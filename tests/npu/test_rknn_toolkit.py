@@ -91,10 +91,25 @@ def test_nothing_is_left_where_the_user_works(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_samples_reach_the_compiler(toolkit: RknnToolkit) -> None:
+def test_int8_but_for_some_values(toolkit: RknnToolkit, tmp_path: Path) -> None:
+    """Samples reach the compiler; values to keep are named to it, but for those that the graph does not have."""
     dataset = tuple((np.full((1, 2), n, np.float32), np.ones((3, 4), np.float32)) for n in (1, 2))
-    said = toolkit.compile(CompileJob("dataset", b"dataset", (), dataset))
+    kept = ("swiglu", "elsewhere", "down", "dtype")
+    said = toolkit.compile(CompileJob("int8", b"fine", (), dataset, kept), tmp_path / "out.rknn")
     assert "sums [[2.0, 12.0], [4.0, 12.0]]" in said
+    assert "step 2: graph.model graph.data graph.quantization.cfg" in said
+    assert "custom_quantize_layers:\n    swiglu: float16\n    down: float16\nquantize_parameters:\n" in said
+    assert (tmp_path / "out.rknn").read_text() == "hybrid"
+
+
+def test_int8_altogether(toolkit: RknnToolkit) -> None:
+    said = toolkit.compile(CompileJob("int8", b"fine", (), ((np.zeros((1, 2), np.float32),),)))
+    assert "custom_quantize_layers: {}\nquantize_parameters:\n" in said
+
+
+def test_a_proposal_that_says_it_otherwise(toolkit: RknnToolkit) -> None:
+    with pytest.raises(DeviceError, match=r"graph\.quantization\.cfg does not say 'custom_quantize_layers: \{\}'"):
+        toolkit.compile(CompileJob("int8", b"another format", (), ((np.zeros((1, 2), np.float32),),), ("down",)))
 
 
 def test_a_built_graph_runs(toolkit: RknnToolkit) -> None:
