@@ -6,19 +6,33 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from .command import Subparsers, add_command
+from .demo import QUESTIONS, SYSTEM
 from .engine_options import add_model_option, model_path
+from .inputs import read_text
 from .units import format_mib
 
 if TYPE_CHECKING:
     from npu.attention_manifest import AttentionManifest
+    from npu.dense_export import Calibration
+    from npu.dense_manifest import DenseManifest
+    from npu.gguf import GGUFFile
+    from npu.huggingface import HuggingFaceFolder
+    from npu.model import ModelConfig
+    from npu.rknn_toolkit import RknnToolkit
+
+    OpenModel: TypeAlias = GGUFFile | HuggingFaceFolder
 
 __all__ = ["add_parser", "run"]
 
+ATTENTION_OPTIONS = ("buckets", "batches")
+DENSE_OPTIONS = ("precision", "rows", "calibration")
+
 EXAMPLE = """\
-rockpage export attention model.gguf --out model-npu
+rockpage export attention model.gguf --out attention-npu
+rockpage export dense model.gguf --precision w8a8 --out dense-npu
 
 The compiler is rknn-toolkit2, in an environment of its own: make .venv-rknn, and
 export ROCKPAGE_RKNN_PYTHON=$PWD/.venv-rknn/bin/python"""
@@ -27,7 +41,9 @@ export ROCKPAGE_RKNN_PYTHON=$PWD/.venv-rknn/bin/python"""
 def add_parser(subparsers: Subparsers) -> None:
     """Register `rockpage export`."""
     parser = add_command(subparsers, "export", run, summary="compile a model's graphs for the NPU", example=EXAMPLE)
-    parser.add_argument("kind", choices=("attention",), metavar="KIND", help="attention: of the model's geometry")
+    parser.add_argument(
+        "kind", choices=("attention", "dense"), metavar="KIND", help="attention, or dense: all else but the embedding"
+    )
     add_model_option(parser)
     parser.add_argument("--out", metavar="DIR", required=True, help="folder for the .rknn files and manifest.json")
     parser.add_argument(
@@ -48,6 +64,16 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="N,N,..",
         help="decoding sequences that share a launch (default: powers of two, 1 to 16)",
     )
+    dense = parser.add_argument_group("dense")
+    dense.add_argument(
+        "--precision",
+        choices=("fp16", "w8a8"),
+        help="w8a8 is int8 but for the residual stream, the MLP's output and the head (default: fp16)",
+    )
+    dense.add_argument(
+        "--rows", type=parse_counts, metavar="N,N,..", help="tokens of a step (default: 1,16,64; w8a8 takes one, 16)"
+    )
+    dense.add_argument("--calibration", metavar="FILE", help="text that w8a8 is fitted to (default: the demo's)")
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
@@ -63,31 +89,79 @@ def parse_counts(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what each graph became, or one JSON object with `folder, toolkit, target, graphs`; 0.
+    """Print what each graph became, or one JSON object; 0, or 1 if dense graphs are more than the NPU can address.
 
     Raises:
-        RockpageError: the model cannot be read, the toolkit is missing, or the compiler failed.
+        RockpageError: the model cannot be read, an option is of the other kind, the toolkit is missing, or the
+            compiler failed.
         OSError: the folder or the cache cannot be written.
     """
+    from hostcache.errors import UsageError
+    from npu.model import ModelConfig
+    from npu.rknn_toolkit import RknnToolkit
+    from npu.source import open_model
+
+    others = DENSE_OPTIONS if args.kind == "attention" else ATTENTION_OPTIONS
+    for option in others:
+        if getattr(args, option) is not None:
+            raise UsageError(f"--{option} does not go with {args.kind} graphs", option=option, kind=args.kind)
+    with open_model(model_path(args)) as source:
+        config = ModelConfig.from_gguf(source)
+        export = _export_attention if args.kind == "attention" else _export_dense
+        with RknnToolkit(args.python) as toolkit:
+            return export(args, source, config, toolkit)
+
+
+def _export_attention(args: argparse.Namespace, _: OpenModel, config: ModelConfig, toolkit: RknnToolkit) -> int:
     from npu.attention_export import export_attention, launch_sizes
     from npu.attention_graph import attention_graphs
     from npu.launch import BATCHES
-    from npu.model import ModelConfig
     from npu.rknn_cache import CompileCache
-    from npu.rknn_toolkit import RknnToolkit
-    from npu.source import open_model
     from npu.weights_cache import default_cache_dir
     from staging import DEFAULT_BUCKETS
 
-    with open_model(model_path(args)) as source:
-        config = ModelConfig.from_gguf(source)
     graphs = attention_graphs(config.kv_heads, config.heads, config.head_dim)
     sizes = launch_sizes(graphs, args.buckets or DEFAULT_BUCKETS, args.batches or BATCHES)
     cache = CompileCache(default_cache_dir() / "rknn")
-    with RknnToolkit(args.python) as toolkit:
-        manifest = export_attention(sizes, Path(args.out), toolkit, cache, report=_announce)
-    print(json.dumps(_as_dict(manifest, args.out)) if args.json else _as_text(manifest, args.out))
+    manifest = export_attention(sizes, Path(args.out), toolkit, cache, report=_announce)
+    print(json.dumps(_attention_dict(manifest, args.out)) if args.json else _attention_text(manifest, args.out))
     return 0
+
+
+def _export_dense(args: argparse.Namespace, source: OpenModel, config: ModelConfig, toolkit: RknnToolkit) -> int:
+    from npu.dense_export import dense_rows, export_dense
+    from npu.dense_manifest import DOMAIN_BYTES
+    from npu.rknn_cache import CompileCache
+    from npu.weights_cache import default_cache_dir, model_digest
+
+    rows = dense_rows(args.rows, int8=args.precision == "w8a8")
+    calibration = _calibration(args, source, config)
+    manifest = export_dense(
+        source,
+        config,
+        Path(args.out),
+        toolkit,
+        CompileCache(default_cache_dir() / "rknn"),
+        model_sha256=model_digest(source, default_cache_dir()),
+        rows=rows,
+        calibration=calibration,
+        report=_announce,
+    )
+    print(json.dumps(_dense_dict(manifest, args.out)) if args.json else _dense_text(manifest, args.out))
+    return 0 if manifest.npu_bytes <= DOMAIN_BYTES else 1
+
+
+def _calibration(args: argparse.Namespace, source: OpenModel, config: ModelConfig) -> Calibration | None:
+    from hostcache.errors import UsageError
+    from npu.dense_export import Calibration
+    from npu.text import tokenizer_of
+
+    if args.precision != "w8a8":
+        if args.calibration is not None:
+            raise UsageError("--calibration goes with --precision w8a8: fp16 needs none")
+        return None
+    text = read_text(None, args.calibration) if args.calibration else "\n".join((SYSTEM, *QUESTIONS))
+    return Calibration(source, config, tokenizer_of(source).encode(text))
 
 
 def _announce(name: str) -> None:
@@ -96,7 +170,7 @@ def _announce(name: str) -> None:
         sys.stderr.write(f"compiling {name}\n")
 
 
-def _as_dict(manifest: AttentionManifest, out: str) -> dict[str, object]:
+def _attention_dict(manifest: AttentionManifest, out: str) -> dict[str, object]:
     graphs = [
         {
             "kind": file.kind,
@@ -110,7 +184,7 @@ def _as_dict(manifest: AttentionManifest, out: str) -> dict[str, object]:
     return {"folder": out, "toolkit": manifest.toolkit, "target": manifest.target, "graphs": graphs}
 
 
-def _as_text(manifest: AttentionManifest, out: str) -> str:
+def _attention_text(manifest: AttentionManifest, out: str) -> str:
     lines = ["graph      rows  launches  sequences       file     memory it takes on the NPU"]
     lines += [
         f"{file.kind:10} {file.rows:4}  {len(file.launches):8}  {max(launch.batch for launch in file.launches):9}"
@@ -118,3 +192,35 @@ def _as_text(manifest: AttentionManifest, out: str) -> str:
         for file in manifest.files
     ]
     return "\n".join([*lines, f"{out}: for {manifest.target}, by rknn-toolkit2 {manifest.toolkit}"])
+
+
+def _dense_dict(manifest: DenseManifest, out: str) -> dict[str, object]:
+    from npu.dense_manifest import DOMAIN_BYTES
+
+    segments = [
+        {"name": segment.name, "file": segment.rknn.file, "bytes": segment.rknn.nbytes, "npu_bytes": segment.npu_bytes}
+        for segment in manifest.segments
+    ]
+    return {
+        "folder": out,
+        "toolkit": manifest.toolkit,
+        "target": manifest.target,
+        "precision": manifest.precision,
+        "rows": manifest.rows,
+        "npu_bytes": manifest.npu_bytes,
+        "domain_bytes": DOMAIN_BYTES,
+        "segments": segments,
+    }
+
+
+def _dense_text(manifest: DenseManifest, out: str) -> str:
+    from npu.dense_manifest import DOMAIN_BYTES
+
+    rows = ", ".join(map(str, manifest.rows))
+    files = sum(segment.rknn.nbytes for segment in manifest.segments)
+    fits = "of" if manifest.npu_bytes <= DOMAIN_BYTES else "MORE than"
+    return (
+        f"{len(manifest.segments)} segments in {manifest.precision}, for {rows} rows: {format_mib(files)} of files\n"
+        f"{format_mib(manifest.npu_bytes)} of the NPU's memory, {fits} the {format_mib(DOMAIN_BYTES)} it can address\n"
+        f"{out}: for {manifest.target}, by rknn-toolkit2 {manifest.toolkit}"
+    )

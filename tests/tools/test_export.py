@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from npu.attention_manifest import AttentionManifest
+from npu.dense_manifest import DenseManifest
 from npu.rknn_manifest import read_manifest
 from npu.rknn_toolkit import PYTHON_VARIABLE
 from tests.npu.rknn_stand_in import StandInCompiler
@@ -99,7 +100,83 @@ def test_a_graph_that_does_not_fuse_is_refused(
 ) -> None:
     compiler.operator = ("exMatMul", "NPU")
     outcome = run_here(capsys, "export", "attention", str(model), "--out", str(tmp_path / "out"))
-    assert_refused(outcome, "exMatMul@NPU", "does not fuse")
+    assert_refused(outcome, "became exMatMul", "does not fuse")
+
+
+def test_dense_says_what_it_takes_of_the_npu(
+    model: Path, compiler: StandInCompiler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = model.with_name("out")
+    arguments = ["export", "dense", str(model), "--out", str(out)]
+    outcome = run_here(capsys, *arguments)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.splitlines() == [
+        "3 segments in fp16, for 1, 16, 64 rows: 0.0 MiB of files",
+        "0.0 MiB of the NPU's memory, of the 4096.0 MiB it can address",
+        f"{out}: for rk3588, by rknn-toolkit2 2.5.0",
+    ]
+    assert read_manifest(DenseManifest, out).precision == "fp16"
+    assert compiler.jobs == ["first", "middle-0", "last"]
+    monkeypatch.setattr("npu.dense_manifest.DOMAIN_BYTES", 1000)
+    outcome = run_here(capsys, *arguments)
+    assert outcome.status == 1
+    assert "MORE than the 0.0 MiB" in outcome.out
+
+
+def test_dense_answers_in_json(model: Path, compiler: StandInCompiler, capsys: pytest.CaptureFixture[str]) -> None:
+    text = model.with_name("text")
+    text.write_text("Oil the spindle. " * 20)
+    out = model.with_name("out")
+    arguments = ["--precision", "w8a8", "--rows", "32", "--calibration", str(text), "--json"]
+    outcome = run_here(capsys, "export", "dense", str(model), "--out", str(out), *arguments)
+    answer = json.loads(outcome.out)
+    segments = answer.pop("segments")
+    assert answer == {
+        "folder": str(out),
+        "toolkit": "2.5.0",
+        "target": "rk3588",
+        "precision": "w8a8",
+        "rows": [32],
+        "npu_bytes": sum(segment["npu_bytes"] for segment in segments),
+        "domain_bytes": 1 << 32,
+    }
+    assert [segment["name"] for segment in segments] == ["first", "middle-0", "last"]
+    assert compiler.seen[1].dataset[0][0].shape == (1, 64, 1, 32)
+
+
+def test_dense_is_calibrated_by_the_demo_unless_told(
+    model: Path, compiler: StandInCompiler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = model.with_name("out")
+    outcome = run_here(capsys, "export", "dense", str(model), "--out", str(out), "--precision", "w8a8")
+    assert outcome.status == 0
+    assert len(compiler.seen[0].dataset) >= 4 * 4  # the demo's text has 256 tokens at least
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("attention", "--rows=1"), "--rows does not go with attention graphs"),
+        (("attention", "--precision=fp16"), "--precision does not go with attention graphs"),
+        (("dense", "--buckets=64"), "--buckets does not go with dense graphs"),
+        (("dense", "--calibration=text"), "--calibration goes with --precision w8a8"),
+        (("dense", "--rows=16,1"), "ascending"),
+        (("dense", "--rows=1,16", "--precision=w8a8"), "one number of rows"),
+        (("dense", "--precision=w8a8", "--calibration=/no/text"), "cannot read /no/text"),
+        (("dense", "--precision=w4a16"), "w4a16"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    model: Path,
+    compiler: StandInCompiler,
+    arguments: tuple[str, ...],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kind, *options = arguments
+    outcome = run_here(capsys, "export", kind, str(model), "--out", str(model.with_name("out")), *options)
+    assert_refused(outcome, words)
+    assert compiler.jobs == []
 
 
 def test_a_kind_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
