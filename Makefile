@@ -12,7 +12,7 @@ C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*
 VENDOR := .venv-rknn
 VENDOR_PYTHON ?= $(shell for python in python3.12 python3.11 python3.10; do $$python -c '' 2>&- && echo $$python && break; done)
 
-.PHONY: demo test oracle lint types jobs test-vendor test-vm .venv-rknn clean
+.PHONY: demo test oracle lint types jobs test-vendor test-vm test-arm64 .venv-rknn clean
 
 demo: $(VENV)/.runs
 	@$(BIN)/rockpage demo
@@ -42,6 +42,11 @@ test-vendor: $(VENV)/.tests .venv-rknn
 # Against real CMA, DMA heaps and udmabuf: in a virtual machine, whose kernel is built once and kept in the user's cache.
 test-vm: $(VENV)/.tests
 	@$(BIN)/python -m tests.board.vm
+
+# The vendor's Python runtime over a stub of its library, and our C parts: on emulated arm64, whose packages are fetched
+# once and kept in the user's cache.
+test-arm64: $(VENV)/.tests
+	@$(BIN)/python -m tests.board.arm64
 
 clean:
 	rm -rf $(VENV) $(VENDOR) build dist *.egg-info hostcache/*.so staging/*.so npu/*.so
