@@ -323,4 +323,102 @@ MEMORY = [
     ),
 ]
 
-FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *MEMORY]
+EXPORT = [
+    *group(
+        "npu/attention_graph.py",
+        "npu/test_attention_graph.py",
+        ("the canary has no row", "self.tile * self.group + CANARY_ROWS", "self.tile * self.group"),
+        ("K is transposed the other way", '["k_columns"], perm=[0, 2, 1, 3]', '["k_columns"], perm=[0, 2, 3, 1]'),
+        ("the mask of rows is that of tokens", '["mask_columns"], perm=[0, 2, 3, 1]', '["mask_columns"], perm=[0, 2, 1, 3]'),
+        ("a tile takes several sequences", "or (self.masked and batch > 1)", ""),
+        ("a dimension of 13 bits and one passes", "if largest > MAX_DIMENSION:", "if largest > MAX_DIMENSION + 1:"),
+    ),
+    *group(
+        "npu/attention_export.py",
+        "npu/test_attention_export.py",
+        ("any operators will do", "if operators != [FUSED_ATTENTION]:", "if not operators:"),
+        ("a batch takes more memory than the arena has", "if graph.layout(batch, tokens).nbytes <= room", "if True"),
+    ),
+    *group(
+        "npu/rknn_log.py",
+        "npu/test_rknn_log.py",
+        ("an operator without a name is passed over", r'\d+/\d+/(\d+) +(\d+) *(\S*)")', r'\d+/\d+/(\d+) +(\d+) +(\S+)")'),
+        ("a row that cannot be read is passed over", "if int(number) != len(rows):", "if False:"),
+        ("a warning is harmless if it begins so", "if not _HARMLESS.fullmatch(line)", "if not _HARMLESS.match(line[:1])"),
+    ),
+    *group(
+        "npu/rknn_cache.py",
+        "npu/test_attention_export.py npu/test_dense_export.py",
+        ("a damaged file is taken from the cache", "return note if file_sha256(path) == note.sha256 else None", "return note"),
+        ("another compiler's work is taken", "json.dumps([_NOTE_VERSION, version, TARGET,", "json.dumps([_NOTE_VERSION, TARGET,"),
+        ("another text's scales are taken", "            digest.update(array.tobytes())\n", ""),
+        ("complaints are not minded", "    if compiled.complaints:\n", "    if False:\n"),
+    ),
+    *group(
+        "npu/rknn_manifest.py",
+        "npu/test_attention_export.py",
+        ("a file with other bytes is believed", "if digest != entry.sha256:", "if False:"),
+        ("a file outside the folder is read", "if entry.file != Path(entry.file).name:", "if False:"),
+        ("an older export's files stay", "if stray.name not in sources:", "if False:"),
+    ),
+    *group(
+        "npu/rknn_toolkit.py",
+        "npu/test_rknn_toolkit.py",
+        ("a late answer is taken for the next call's", "        except BaseException:  # Ctrl-C: its answer would be taken for that of the next call\n            self._process.kill()\n", "        except BaseException:\n"),
+        ("a call says what an earlier one printed", "file.seek(start)", "file.seek(0)"),
+        ("the worker sees the modules of this folder", '"-I", ', '"-B", '),
+    ),
+    *group(
+        "npu/dense_decoder.py",
+        "npu/test_dense_segments.py",
+        ("heads turn the other way", "heads[..., second] * sin", "-heads[..., second] * sin"),
+        ("neighbours turn where halves should", "if interleaved else (slice(half)", "if not interleaved else (slice(half)"),
+        ("padding is taken for results", "[out[:used].copy() for out", "[out.copy() for out"),
+        ("keys are normed by the queries' weight", "self._norms.get((layer, name))", 'self._norms.get((layer, "q"))'),
+    ),
+    *group(
+        "npu/dense_graph.py",
+        "npu/test_dense_segments.py",
+        ("the residual skips attention", 'graph.node("Add", out, "residual", name="middle")', 'graph.node("Add", out, out, name="middle")'),
+        ("smoothing is not made up for", "_gate.weight\") * mlp", "_gate.weight\")"),
+    ),
+    *group(
+        "npu/dense_export.py",
+        "npu/test_dense_export.py",
+        ("the head is int8, too", "if calibration is not None and index < config.layers:", "if calibration is not None:"),
+        ("int8 is calibrated by the first rows of each piece", "tuple(as_channels(x[start : start + rows])", "tuple(as_channels(x[:rows])"),
+    ),
+]
+
+BOARD = [
+    *group(
+        "npu/rknnlite.py",
+        "npu/test_rknnlite.py",
+        ("a run's code is ignored, as the wheel does", 'if returned := self._call("run", run):', 'if self._call("run", run) is None:'),
+        ("a context that could not be set up is left behind", "        except BaseException:\n            self.release()\n            raise", "        except ZeroDivisionError:\n            raise"),
+        ("the process stays above all others", "os.setpriority(os.PRIO_PROCESS, thread, before[thread])", "pass"),
+        ("a result of another shape is taken", "if found != [(np.float32, shape)]:", "if not found:"),
+        ("an error keeps the wheel's frames alive", '            said = f"{type(error).__name__}: {error}"\n', '            raise self._error(name, "failed", f"{type(error).__name__}: {error}") from None\n'),
+        ("all graphs run on the first core", "core_mask=1 << core", "core_mask=1"),
+    ),
+    *group(
+        "npu/rknnlite_device.py",
+        "npu/test_rknnlite_device.py",
+        ("cycles pile up", "            gc.collect(0)\n", "            pass\n"),
+        ("what has not begun waits behind a run that hangs", "began = not self._future.cancel()", "began = True"),
+        ("a library of another version is used", "if context.version != manifest.toolkit:", "if False:"),
+        ("a context in use is destroyed", "                    continue\n", "                    pass\n"),
+        ("a forked child gives back its parent's contexts", "if os.getpid() == self._process:", "if True:"),
+        ("the mask is handed over as it lies", "job.mask.swapaxes(1, 2)[:, np.newaxis]", "job.mask.reshape(1, 1, job.mask.shape[2], -1)"),
+        ("a job's buffer counts as free while the core reads it", "return self._future.done()", "return True"),
+        ("the NPU is not given back", "        self._lock.release()\n", "        pass\n"),
+    ),
+    *group(
+        "npu/core_worker.py",
+        "npu/test_rknnlite_device.py",
+        ("work that was withdrawn runs", "if future.set_running_or_notify_cancel():", "if future.set_running_or_notify_cancel() or True:"),
+        ("a failed job is taken for one that worked", "future.set_exception(error)", "future.set_result(None)"),
+    ),
+]
+
+FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *MEMORY, *EXPORT]

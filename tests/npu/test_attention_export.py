@@ -121,15 +121,18 @@ def test_what_was_compiled_is_not_compiled_again(tmp_path: Path) -> None:
     assert len(compiler.jobs) == 6
 
 
-def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [".rknn", ".json"])
+def test_a_damaged_cache_is_made_again(tmp_path: Path, damaged: str) -> None:
     compiler = StandInCompiler()
-    export(tmp_path / "first", compiler)
-    caches = sorted((tmp_path / "first" / "cache").iterdir())
-    assert {path.suffix for path in caches} == {".rknn", ".json", ".lock"}
-    for path in caches:
-        path.write_bytes(b"{}")
-    export(tmp_path / "first", compiler)
+    manifest = export(tmp_path, compiler)
+    cached = list((tmp_path / "cache").iterdir())
+    assert {path.suffix for path in cached} == {".rknn", ".json", ".lock"}
+    for path in cached:
+        if path.suffix == damaged:
+            path.write_bytes(b"{}")
+    assert export(tmp_path, compiler) == manifest
     assert compiler.jobs == ["decode", "prefill16", "prefill64"] * 2
+    assert read_manifest(AttentionManifest, tmp_path / "out") == manifest
 
 
 def test_a_new_export_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
