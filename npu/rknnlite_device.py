@@ -24,7 +24,10 @@ from .device_lock import DeviceLock
 from .rknn_manifest import read_manifest
 from .rknnlite import LiteContext
 
-__all__ = ["NPU", "RknnLiteDevice", "RknnLiteRun"]
+__all__ = ["CORES", "NPU", "RknnLiteDevice", "RknnLiteRun"]
+
+CORES = 3
+"""Of an RK3588's NPU; an RK3583's has two."""
 
 NPU = "fdab0000.npu"
 """The RK3588's NPU in its device tree: what a process holds while it uses it."""
@@ -48,7 +51,7 @@ class RknnLiteDevice:
         kv_heads: of the model; likewise the others.
         heads: query heads.
         head_dim: elements per head.
-        cores: NPU cores to use; the RK3588 has three.
+        cores: NPU cores to use.
         seconds: a run that takes longer is given up.
 
     Attributes:
@@ -72,7 +75,14 @@ class RknnLiteDevice:
     tiled = False
 
     def __init__(
-        self, folder: Path, kv_heads: int, heads: int, head_dim: int, *, cores: int = 3, seconds: float = JOB_SECONDS
+        self,
+        folder: Path,
+        kv_heads: int,
+        heads: int,
+        head_dim: int,
+        *,
+        cores: int = CORES,
+        seconds: float = JOB_SECONDS,
     ) -> None:
         if cores < 1:
             raise UsageError(f"a device needs at least one core, got {cores}", cores=cores)

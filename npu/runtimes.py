@@ -12,10 +12,11 @@ from staging import DEFAULT_BUCKETS
 from .attention import AttentionRuntime
 from .cpu import CpuAttention
 from .device import AttentionDevice
+from .discovery import discover
 from .emulated import EmulatedAttention
 from .fp16 import Rounding
 from .launch import BATCHES
-from .rknnlite_device import RknnLiteDevice
+from .rknnlite_device import CORES, RknnLiteDevice
 from .simulator_device import SimulatorDevice
 from .staged import StagedAttention
 
@@ -85,7 +86,9 @@ def _on_board(cache: PagedKVCache, heads: int, host: AttentionRuntime, graphs: P
             "x86-64 machine, and --graphs DIR here"
         )
     geometry = cache.geometry
-    device = RknnLiteDevice(graphs, geometry.kv_heads, heads, geometry.head_dim)
+    npu = discover().npu
+    cores = npu.cores if npu and npu.driver == "rknpu" else CORES  # if it is hidden; the vendor's runtime knows
+    device = RknnLiteDevice(graphs, geometry.kv_heads, heads, geometry.head_dim, cores=cores)
     return _staged(cache, heads, host, device, buckets=device.buckets, batches=device.batches)
 
 

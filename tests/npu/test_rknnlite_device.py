@@ -23,10 +23,13 @@ from npu.cores import QUARANTINE_AFTER
 from npu.cpu import CpuAttention
 from npu.device import AttentionJob
 from npu.device_lock import DeviceLock
+from npu.discovery import discover
+from npu.machine import Machine
 from npu.rknnlite_device import NPU, RknnLiteDevice
 from npu.runtimes import open_runtime
 from npu.staged import StagedAttention
 from staging import StagingArena
+from tests.npu.beds import BEDS
 from tests.npu.rknnlite_stand_in import Board
 from tests.npu.stub_graphs import export_stub_graphs
 from tests.npu.test_emulated_attention import GEOMETRY, HEADS, World
@@ -49,8 +52,9 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Board]:
-    """A board whose NPU no other process of this machine can hold."""
+    """A board that says nothing of its NPU, which no other process of this machine can hold."""
     monkeypatch.setattr("npu.device_lock.lock_folders", lambda: [tmp_path])
+    monkeypatch.setattr("npu.runtimes.discover", lambda: discover(Machine(tmp_path / "nothing")))
     board = Board()
     board.install(monkeypatch)
     yield board
@@ -97,6 +101,18 @@ def test_a_context_is_made_once_for_each_core_and_graph(board: Board, graphs: Pa
             world.attend(runtime, layer)
         assert len(board.alive) == 9
     assert board.calls["init_runtime"] == 9
+
+
+def test_a_chip_with_two_cores_has_contexts_on_two(
+    board: Board, graphs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chip = BEDS["fused"].write(tmp_path / "machine")
+    monkeypatch.setattr("npu.runtimes.discover", lambda: discover(chip))
+    world = World([30, 100, 200], [1, 1, 1])
+    with Opened(world, graphs) as runtime:
+        assert close_to_exact(world.attend(runtime), world)
+        assert len(board.alive) == 6
+    assert {core for core, _ in board.runs} == {0, 1}
 
 
 def test_numerics_name_the_library_and_the_graphs(board: Board, graphs: Path, tmp_path: Path) -> None:
