@@ -1,7 +1,5 @@
 """Every error rockpage raises on purpose.
 
-::
-
     RockpageError
     ├── UsageError              a value the caller gave cannot be used (also a ValueError)
     │   └── RequestRefused      a request that can never fit, refused at submit

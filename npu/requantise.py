@@ -6,12 +6,10 @@ Quantising itself is the `gguf` package's. A tensor is left alone where quantisi
 - a matrix that is already quantised to no more bits than asked for is copied;
 - a matrix whose rows are not made of whole blocks of 32 is copied.
 
-=======  ========================  ==============================  =====================
-weights  matrices                  embedding and head              bits a weight
-=======  ========================  ==============================  =====================
-int8     Q8_0                      Q8_0                            8.5
-int4     Q4_1                      Q8_0                            5, and 8.5
-=======  ========================  ==============================  =====================
+| weights | matrices | embedding and head | bits a weight |
+|---------|----------|--------------------|---------------|
+| int8    | Q8_0     | Q8_0               | 8.5           |
+| int4    | Q4_1     | Q8_0               | 5, and 8.5    |
 
 The relative RMS error of normal weights is 0.5 % in Q8_0, 7.8 % in Q4_1 and 8.6 % in Q4_0: half a bit for a tenth of
 the error. K-quants would do better at 4 bits; the package reads them but does not write them. The head decides

@@ -1,7 +1,7 @@
 """From a row of logits to the next token.
 
 The filters run in the order of Hugging Face transformers (`GenerationMixin._get_logits_processor`), each on what the
-one before left over::
+one before left over:
 
     logit bias -> repetition penalty -> frequency and presence penalty -> structure
         -> temperature -> top-k -> top-p -> min-p -> typical-p -> draw

@@ -52,6 +52,7 @@ class SpacePrefix:
 
 
 NO_PREFIX = SpacePrefix(frozenset())
+"""Text is taken as it is: nothing is put in front of it."""
 
 
 def prefix_of_metadata(metadata: Metadata) -> SpacePrefix:

@@ -1,7 +1,5 @@
 """Keeps repacked weights on disk, so that a model is repacked once and mapped from then on.
 
-::
-
     $XDG_CACHE_HOME/rockpage/
         digests/<of the path>.json      what a model file hashed to, while its size, time and inode are the same
         weights/<model>-<activations>-<form version>/

@@ -40,8 +40,6 @@ class DeviceMemory(Protocol):
 class StagingBuffer:
     """A fixed piece of the arena that carries one job's operands to the device and its result back.
 
-    ::
-
         FREE --acquire--> FILLING --sync_to_device--> READY --launch--> IN_FLIGHT --release--> FREE
 
     `release` is allowed from every state but FREE, so that whatever fails, the buffer comes back. Queries, mask and

@@ -26,8 +26,6 @@ def _aligned(nbytes: int) -> int:
 class StagingLayout:
     """Shapes and byte offsets of one launch's operands, all fp16, one after the other.
 
-    ::
-
         keys    [batch * kv_heads, tokens, head_dim]
         values  [batch * kv_heads, tokens, head_dim]
         query   [batch * kv_heads, rows,   head_dim]
