@@ -16,8 +16,8 @@ Row r of every input and output belongs to token r; nothing but attention mixes 
 | `logit_rows`   | int64 `[r]`            | rows whose logits are wanted (`last` only)                |
 | `q`            | `[1, m, heads * d]`    | out: rotated queries                                      |
 | `k`            | `[1, m, kv_heads * d]` | out: rotated keys                                         |
-| `residual_out` | `[m, kv_heads * d]`    | out: values                                               |
-| `residual_out  | `[m, hidden]`          | out: the residual stream behind the layer (`middle` only) |
+| `v`            | `[m, kv_heads * d]`    | out: values                                               |
+| `residual_out` | `[m, hidden]`          | out: the residual stream behind the layer (`middle` only) |
 | `logits`       | `[r, vocab]`           | out (`last` only)                                         |
 
 Matrices are external initialisers at their places in the weights file; norms and biases are inside the graph.
