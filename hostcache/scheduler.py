@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,31 +13,13 @@ from .errors import RequestFailed, RequestRefused, RockpageError, UsageError
 from .prefix import Namespace, PrefixCache
 from .request import FinishReason, Request, RequestState
 from .scheduler_config import SchedulerConfig
+from .scheduler_stats import SchedulerStats
 from .step import Chunk, StepPlan
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 
 MAX_TOKEN = 2**31 - 1
 """Tokens travel as int32: a larger id would become another one."""
-
-
-@dataclass
-class SchedulerStats:
-    """Counters since start.
-
-    Attributes:
-        steps: steps committed.
-        prompt_tokens: tokens of admitted requests, counted at each admission.
-        hit_tokens: of those, tokens the prefix cache had.
-        computed_tokens: tokens whose KV was computed.
-        preemptions: times a running request lost its blocks.
-    """
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    computed_tokens: int = 0
-    preemptions: int = 0
 
 
 class Scheduler:
@@ -121,6 +102,9 @@ class Scheduler:
     def fork(self, parent: Request, max_tokens: int | None = None) -> Request:
         """Start a sequence that shares everything a running one has computed so far.
 
+        It counts as a sequence of its own: where `max_sequences` run already it waits its turn, and then shares what
+        the prefix cache still has.
+
         Args:
             parent: whose tokens and blocks it starts from.
             max_tokens: most tokens behind the prompt, those it shares included; None: as many as the parent's.
@@ -139,20 +123,21 @@ class Scheduler:
                 tokens=parent.length,
                 limit=limit,
             )
-        self._prefix.hold_node(parent.node)
         child = Request(
             self._take_id(),
             self._buffer(parent.tokens, limit),
             parent.length,
             parent.prompt_length,
             parent.namespace,
-            parent.table.fork(),
-            RequestState.RUNNING,
-            parent.computed,
-            parent.node,
-            parent.published,
-            parent.computed,
+            self._cache.table(),
         )
+        if len(self.running) >= self.config.max_sequences:
+            self.waiting.append(child)
+            return child
+        self._prefix.hold_node(parent.node)
+        child.table, child.node, child.published = parent.table.fork(), parent.node, parent.published
+        child.computed = child.hit_tokens = parent.computed
+        child.state = RequestState.RUNNING
         self.running.append(child)
         return child
 

@@ -202,6 +202,8 @@ class Engine:
     def fork(self, request_id: int, params: SamplingParams | None = None) -> int:
         """Continue a running request a second time, sharing everything computed so far.
 
+        The fork is one of the `max_sequences`; beyond them it waits, and shares what the prefix cache has when it runs.
+
         Args:
             request_id: the parent, not waiting.
             params: how the fork samples, and how many tokens its answer may have, those it shares included; None: as

@@ -341,6 +341,32 @@ def test_only_a_running_request_outside_a_step_is_forked() -> None:
     assert bench.scheduler.fork(request).tokens.tolist() == [0, 1, 2, 3, 1]
 
 
+def test_a_fork_beyond_max_sequences_waits_its_turn() -> None:
+    bench = Bench(blocks=40, max_sequences=2)
+    parent, other = bench.submit(6, max_tokens=5), bench.submit(3, max_tokens=4, start=50)
+    bench.step()
+    bench.step()
+    child = bench.scheduler.fork(parent, 9)
+    assert (child.state, child.table.blocks) == (RequestState.WAITING, [])
+    assert child.tokens.tolist() == parent.tokens.tolist()
+    plans = []
+    while not bench.scheduler.idle:
+        plans.append(chunks(bench.step()))
+        assert len(bench.scheduler.running) <= 2
+    # The parent has filled both blocks by now; the fork's hit in them is capped at its 8 tokens but one.
+    assert plans[2] == [(parent.id, 9, 1, True), (child.id, 7, 1, True)]
+    assert [len(request.output) for request in (parent, other, child)] == [5, 4, 9]
+
+
+def test_a_fork_within_max_sequences_shares_every_block_at_once() -> None:
+    bench = Bench(blocks=40, max_sequences=2)
+    parent = bench.submit(6)
+    bench.step()
+    child = bench.scheduler.fork(parent)
+    assert (child.state, child.table.blocks) == (RequestState.RUNNING, parent.table.blocks)
+    assert [(start, count) for _, start, count, _ in chunks(bench.step())] == [(6, 1), (6, 1)]
+
+
 def test_a_fork_may_be_longer_or_shorter_than_its_parent() -> None:
     bench = Bench(blocks=40)
     parent = bench.submit(4, max_tokens=6)

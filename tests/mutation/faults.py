@@ -153,6 +153,7 @@ SCHEDULER = group(
     ("an abort frees what the step in flight writes", "        if request.in_flight:\n", "        if False:\n"),
     ("a rolled back step keeps its slots", "            chunk.request.table.truncate(chunk.start)\n", ""),
     ("the last one that cannot grow waits for ever", "        else:\n            self._fail(request)\n", "        else:\n            self._preempt(request)\n"),
+    ("a fork runs beyond the limit", "if len(self.running) >= self.config.max_sequences:\n", "if False:\n"),
     ("a fork does not hold its node", "        self._prefix.hold_node(parent.node)\n", ""),
     ("an ended request holds on to its node", "            self._prefix.release_node(request.node)\n", ""),
     ("an ended request keeps its blocks", "        request.table.release()\n", ""),

@@ -140,6 +140,24 @@ def test_a_forks_text_goes_on_where_its_parents_stands(engine: Engine) -> None:
         engine.fork(99)
 
 
+def test_a_fork_beyond_max_sequences_says_the_same_later(model: Path) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+    with Engine.load(model, pool_bytes=1 << 20, max_sequences=1, cache_dir=model.parent) as engine:
+        parent = engine.add_request("in the rain", params)
+        before = "".join(output.text for _ in range(25) for output in engine.step())
+        children = [engine.fork(parent), engine.fork(parent, SamplingParams(max_tokens=30, ignore_eos=True))]
+        order: list[int] = []
+        texts = {parent: before, **dict.fromkeys(children, before)}
+        while not engine.idle:
+            for output in engine.step():
+                texts[output.request_id] += output.text
+                order.append(output.request_id)
+        assert order == [parent] * 15 + [children[0]] * 15 + [children[1]] * 5
+        assert texts[children[0]] == texts[parent]
+        shared = len(engine.tokenizer.encode("in the rain")) + 25 - 1  # all but the one whose logits are wanted
+        assert engine.scheduler.stats.hit_tokens == 2 * shared
+
+
 def test_the_context_bounds_the_answer(model: Path) -> None:
     with Engine.load(model, pool_bytes=1 << 20, context_length=20, cache_dir=model.parent) as engine:
         outputs = drive_one(engine, "in the rain", SamplingParams(max_tokens=500, ignore_eos=True))
