@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; 0 if it fits, 1 if not.
 
     Raises:
-        UsageError: both MODEL and --geometry, or one of --geometry and --weights without the other.
+        UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, or a geometry that no
+            runtime computes.
         ModelError: the file is damaged or of a kind rockpage does not run.
     """
     plan = _plan(args)
@@ -115,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> MemoryPlan:
     from hostcache.errors import UsageError
     from hostcache.geometry import KVGeometry
+    from npu.checks import check_geometry
     from npu.emulated import arena_bytes
     from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes
     from npu.model import ModelConfig
@@ -134,6 +136,7 @@ def _plan(args: argparse.Namespace) -> MemoryPlan:
             weights = resident_weights(plan_weights(source, config, args.activations), args.activations)
         geometry, heads, context_limit = config.geometry, config.heads, config.context_length
         runtime = runtime_bytes(config.layers, config.vocab)
+    check_geometry(geometry, heads)
     staging = 0 if args.runtime == "cpu" else arena_bytes(geometry, heads)
     return MemoryPlan(
         geometry=geometry,

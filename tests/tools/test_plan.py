@@ -111,6 +111,27 @@ def test_plan_wants_a_model_or_a_geometry_with_weights(
     )
 
 
+@pytest.mark.parametrize("runtime", ["auto", "cpu", "emulated"])
+@pytest.mark.parametrize(
+    ("geometry", "refusal"),
+    [
+        ("head_dim=8", ""),
+        ("head_dim=256", ""),
+        ("head_dim=1", "head_dim 1 is not a multiple of 8 up to 256"),
+        ("head_dim=12", "head_dim 12 is not a multiple of 8 up to 256"),
+        ("head_dim=264", "head_dim 264 is not a multiple of 8 up to 256"),
+        ("head_dim=64,heads=3", "3 query heads are not a multiple of 2 KV heads"),
+    ],
+)
+def test_plan_refuses_what_no_runtime_computes(
+    capsys: pytest.CaptureFixture[str], geometry: str, refusal: str, runtime: str
+) -> None:
+    arguments = ["plan", "--geometry", f"layers=1,kv_heads=2,{geometry}", "--weights", "1MB", "--ram", "64GiB"]
+    assert main([*arguments, "--runtime", runtime]) == (2 if refusal else 0)
+    errors = capsys.readouterr().err.splitlines()
+    assert [error.startswith(f"rockpage: error: {refusal}") for error in errors] == [True] * bool(refusal)
+
+
 def test_plan_reads_a_real_model(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(demo_model), "--ram", "4GiB", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
