@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -W ignore:Editable -m pip install --quiet
 C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*_build.py)
 
-.PHONY: demo test oracle lint types jobs clean
+.PHONY: demo test oracle lint types docs jobs clean
 
 demo: $(VENV)/.runs
 	@$(BIN)/rockpage demo
@@ -26,6 +26,10 @@ lint: $(VENV)/.tests
 
 types: $(VENV)/.tests
 	$(BIN)/mypy
+
+# The library's reference, from the docstrings; begin with build/docs/index.html.
+docs: $(VENV)/.tests
+	$(BIN)/python docs/build.py build/docs
 
 # What takes minutes: the wheel in clean environments, and longer sweeps.
 jobs: $(VENV)/.tests
