@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from tests.npu.trained import (
     random_texts,
     save_folder,
     sentencepiece_model,
+    with_runs_of_spaces,
 )
 
 COUNTS = [500, pytest.param(5000, marks=pytest.mark.long)]
@@ -61,6 +64,17 @@ def test_sentencepiece_from_gguf(prefix: bool, count: int) -> None:
         ids = tokenizer.encode(text, bos=False).tolist()
         assert ids == reference.encode(text)
         assert tokenizer.decode(ids) == text.replace("\u2581", " ")
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_sentencepiece_with_runs_of_spaces_of_one_score(count: int) -> None:
+    reference = with_runs_of_spaces()
+    tokenizer = Tokenizer.from_metadata(gguf_of_pieces(reference))
+    spaces = random.Random(7)
+    for text in random_texts(count):
+        spread = re.sub(r"\s", lambda _: " " * spaces.choice((1, 2, 3, 7, 18, 40)), text)
+        for given in (text, spread):
+            assert tokenizer.encode(given, bos=False).tolist() == reference.encode(given)
 
 
 @pytest.mark.parametrize("count", COUNTS)
