@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +63,7 @@ class ChatTemplate:
         )
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> ChatTemplate:
+    def from_folder(cls, folder: str | os.PathLike[str]) -> ChatTemplate:
         """Take the template from a Hugging Face model folder.
 
         It stands in chat_template.jinja, with others in additional_chat_templates; in older folders in

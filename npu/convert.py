@@ -73,7 +73,9 @@ class Conversion:
     parts: tuple[Part, ...]
 
 
-def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weights: Weights, out: Path) -> Conversion:
+def convert_model(
+    source: ModelSource, metadata: Mapping[str, MetaValue], weights: Weights, out: str | os.PathLike[str]
+) -> Conversion:
     """Write a model's weights with fewer bits; memory is bounded by the largest tensor.
 
     Args:
@@ -93,6 +95,7 @@ def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weight
         import gguf  # noqa: PLC0415 - comes with an extra
     except ModuleNotFoundError as error:
         raise MissingExtra("writing GGUF needs gguf: pip install 'rockpage[model]'") from error
+    out = Path(out)
     targets = {name: target_type(name, info, weights) for name, info in source.tensors.items()}
     parts: dict[tuple[GGMLType, bool], Part] = {}
     with whole_file(out) as fd:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -88,7 +88,7 @@ class Engine:
     @classmethod
     def load(
         cls,
-        model: Path | str,
+        model: str | os.PathLike[str],
         *,
         runtime: str = "auto",
         pool_bytes: int = DEFAULT_POOL_BYTES,
@@ -99,7 +99,7 @@ class Engine:
         max_rows: int = 256,
         max_sequences: int = 64,
         prefill_chunk: int = 64,
-        cache_dir: Path | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> Engine:
         """Load a model and take the pool.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,7 @@ class GenerationConfig:
     sampling: Mapping[str, float | int | bool] = field(default_factory=dict)
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> GenerationConfig:
+    def from_folder(cls, folder: str | os.PathLike[str]) -> GenerationConfig:
         """Read the file; a folder without it recommends nothing.
 
         Raises:

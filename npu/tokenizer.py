@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -94,7 +95,7 @@ class Tokenizer:
         return cls(vocabulary, bpe, add_bos=_adds_bos(metadata, vocabulary, default=pre_tokenizer.adds_bos))
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> Tokenizer:
+    def from_folder(cls, folder: str | os.PathLike[str]) -> Tokenizer:
         """Build the tokenizer of a Hugging Face model folder.
 
         Args:

@@ -231,14 +231,13 @@ def test_without_gguf_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 _PROBE = """
 import json, sys
-from pathlib import Path
 import gguf, gguf.quants
 from npu.convert import convert_model
 from npu.gguf import GGUFFile
 from tests.footprint import Footprint
 with GGUFFile.open(sys.argv[1]) as source:
     before = Footprint.of_this_process()
-    convert_model(source, source.metadata, sys.argv[3], Path(sys.argv[2]))
+    convert_model(source, source.metadata, sys.argv[3], sys.argv[2])
     print(json.dumps([before.resident, Footprint.of_this_process().peak]))
 """
 
@@ -264,7 +263,6 @@ def test_memory_is_bounded_by_the_largest_tensor(tmp_path: Path, weights: str) -
 
 _KILLED = """
 import sys, time
-from pathlib import Path
 from npu import convert
 from npu.gguf import GGUFFile
 real = convert.requantise
@@ -275,7 +273,7 @@ def slow(source, name, target, loss):
     return real(source, name, target, loss)
 convert.requantise = slow
 with GGUFFile.open(sys.argv[1]) as source:
-    convert.convert_model(source, source.metadata, "int8", Path(sys.argv[2]))
+    convert.convert_model(source, source.metadata, "int8", sys.argv[2])
 """
 
 

@@ -108,7 +108,7 @@ def test_two_locks_of_one_process_exclude_each_other(tmp_path: Path) -> None:
         assert lock.held
         with pytest.raises(DeviceError, match=f"in use by process {os.getpid()} "):
             take(tmp_path)
-        DeviceLock("fdac0000.npu", [tmp_path]).release()  # each core's device has its own
+        DeviceLock("fdac0000.npu", [str(tmp_path)]).release()  # each core's device has its own
     assert not lock.held
     lock.release()
     take(tmp_path).release()
