@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections import OrderedDict
 from collections.abc import Callable
@@ -92,7 +93,7 @@ class Decoder:
         activations: Activations = "int8",
         threads: int = 1,
         max_rows: int = 256,
-        cache_dir: Path | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> Decoder:
         """Repack a model's weights if the cache does not have them yet, and load them.
 
@@ -120,10 +121,10 @@ class Decoder:
             raise UsageError(f"threads must be at most {_MOST_THREADS}, got {threads}", threads=threads)
         config = ModelConfig.from_gguf(source)
         plan = plan_weights(source, config, activations)
-        cache_dir = cache_dir or default_cache_dir()
-        fingerprint = model_digest(source, cache_dir)
+        root = default_cache_dir() if cache_dir is None else Path(cache_dir)
+        fingerprint = model_digest(source, root)
         graphs = SegmentGraphs(source, config, plan, activations)
-        with weights_folder(source, plan, fingerprint, activations, cache_dir) as folder:
+        with weights_folder(source, plan, fingerprint, activations, root) as folder:
             segments = Segments(graphs, config.layers, folder, threads)
         return cls(
             config,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -349,6 +350,23 @@ def test_a_forks_text_is_whole_whatever_stop_strings_hold_back(engine: Engine) -
         given = "".join(output.text for _ in range(5) for output in engine.step())
         child = engine.fork(parent, holding)
         assert given + text_of(drive(engine)[child]) == full
+
+
+class Named(os.PathLike[str]):
+    """Names a path and is neither a text nor a Path."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+
+@pytest.mark.parametrize("form", [str, Named, Path])
+def test_a_path_comes_in_any_form(model: Path, tmp_path: Path, form: Any) -> None:
+    with Engine.load(form(model), pool_bytes=1 << 20, cache_dir=form(tmp_path / "cache")) as engine:
+        assert len("".join(engine.generate("rain", GREEDY))) > 0
+    assert len(list((tmp_path / "cache").glob("weights/*/weights.bin"))) == 1
 
 
 def test_closing_twice_is_closing_once(model: Path) -> None:
