@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from hostcache.geometry import KVGeometry
 
 from .ggml import dequantize
 from .graphs import SegmentGraphs
+from .machine import machine_identity
 from .model import ModelConfig
 from .segments import SegmentBinding, SegmentBuffers, Segments
 from .source import ModelSource
@@ -57,7 +57,7 @@ class Decoder:
     Attributes:
         config: the model's dimensions.
         fingerprint: SHA-256 of the model file, in hex.
-        numerics: names everything here that can change a bit of K or V: runtime, machine, forms of weights, graphs,
+        numerics: names everything here that can change a bit of K or V: libraries, machine, forms of weights, graphs,
             activations and rotation.
         weights_bytes: bytes of the repacked weights.
         max_rows: most tokens of one step.
@@ -134,7 +134,8 @@ class Decoder:
             numerics="/".join(
                 (
                     f"onnxruntime-{segments.runtime_version}",
-                    platform.machine(),
+                    f"numpy-{np.__version__}",
+                    machine_identity(),
                     f"forms-{FORM_VERSION}",
                     activations,
                     f"rope-{config.rope.identity(config.head_dim)}",

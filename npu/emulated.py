@@ -78,7 +78,7 @@ class EmulatedAttention:
 
     Attributes:
         name: `"emulated"`.
-        numerics: the name and the rounding.
+        numerics: the name, the rounding and the buckets, which are the lengths of sums, and the fallback's numerics.
 
     Raises:
         UsageError: heads, buckets, rounding, cores or the cache's element size cannot be used.
@@ -99,7 +99,8 @@ class EmulatedAttention:
         fallback: AttentionRuntime | None = None,
         faults: Faults | None = None,
     ) -> None:
-        self.numerics = f"{self.name}-{rounding}"
+        named = [self.name, rounding, *map(str, buckets), *([fallback.numerics] if fallback is not None else [])]
+        self.numerics = "-".join(named)
         self._cache = cache
         self._buckets = Buckets(buckets)
         self._planner = LaunchPlanner(cache.geometry, cache.blocks, heads, self._buckets)
