@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import stat
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from hostcache.errors import BadModelFile, UsageError
 
-__all__ = ["MappedFile", "file_identity"]
+__all__ = ["MappedFile", "file_identity", "release_mappings"]
 
 
 class MappedFile:
@@ -81,3 +82,19 @@ class MappedFile:
 def file_identity(status: os.stat_result) -> tuple[int, int, int]:
     """What distinguishes a file's content without reading it: size, modification time in ns, inode."""
     return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def release_mappings(path: Path) -> None:
+    """Take a file's pages out of this process's memory, whoever in it has mapped them; reading brings them back.
+
+    Args:
+        path: a file that nobody writes to through a mapping: what was written to a private one would be lost.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    real = os.path.realpath(path)
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        span, *_, name = line.split(maxsplit=5)  # a mapping of no file has no name, and its inode stands there
+        if name == real:
+            start, end = (int(address, 16) for address in span.split("-"))
+            madvise(start, end - start, mmap.MADV_DONTNEED)  # advice: a kernel that does not take it loses nothing

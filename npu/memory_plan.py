@@ -27,11 +27,11 @@ _TOKEN_BYTES = 530  # of vocabulary and merges, in the tokenizer
 _LAYER_BYTES = 340 << 10  # a session and its graph, without weights
 
 _RESIDENT_BYTES: dict[Form, tuple[float, dict[Activations, int]]] = {
-    # packed scales, block sums for int8, offsets; and the scales once more, which stay mapped
-    Form.Q4: (0.5, {"int8": 4 + 4 + 4, "fp32": 4}),
-    Form.Q4_OFFSET: (0.5, {"int8": 4 + 4 + 4 + 4, "fp32": 4 + 4}),
-    Form.Q8: (1, {"int8": 4 + 4 + 4}),
-    Form.Q8_OFFSET: (1, {"int8": 4 + 4 + 4 + 4}),
+    # scales, block sums for int8, offsets
+    Form.Q4: (0.5, {"int8": 4 + 4, "fp32": 4}),
+    Form.Q4_OFFSET: (0.5, {"int8": 4 + 4 + 4, "fp32": 4 + 4}),
+    Form.Q8: (1, {"int8": 4 + 4}),
+    Form.Q8_OFFSET: (1, {"int8": 4 + 4 + 4}),
     Form.Q8_HALVES: (1, {"fp32": 2 * 4 + 4}),
     Form.DENSE: (4, {"int8": 0, "fp32": 0}),
 }
@@ -56,6 +56,16 @@ class MemoryPlan:
         pool_asked: bytes asked for the pool; it takes whole blocks of them.
         context: tokens one session must be able to hold; None asks for nothing.
         context_limit: positions the model was trained for; None if unknown.
+
+    Example:
+        >>> from hostcache import KVGeometry
+        >>> from npu.memory_plan import MemoryPlan
+        >>> plan = MemoryPlan(
+        ...     KVGeometry(layers=24, kv_heads=2, head_dim=128), ram_bytes=4 << 30, reserve_bytes=512 << 20,
+        ...     weights_bytes=1100 << 20, runtime_bytes=130 << 20, staging_bytes=32 << 20, device_bytes=0, pool_asked=192 << 20,
+        ... )
+        >>> plan.fits, plan.pool_blocks, plan.sessions(tokens=32), plan.preallocated_sessions(tokens=32)
+        (True, 512, 256, 4)
     """
 
     geometry: KVGeometry

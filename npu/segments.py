@@ -16,7 +16,9 @@ from hostcache.errors import MissingExtra
 
 from .graphs import SegmentGraphs
 from .interrupts import held_signals
+from .mapped_file import release_mappings
 from .model import ModelConfig
+from .onnx_graph import WEIGHTS_FILE
 
 if TYPE_CHECKING:
     import onnxruntime  # type: ignore[import-untyped] # it ships no types
@@ -62,7 +64,10 @@ class Segments:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
 
         def session(graph: bytes) -> onnxruntime.InferenceSession:
-            return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+            loaded = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+            # ONNX Runtime (1.32) keeps scales mapped beside packed ones that its kernels read: a tenth of the weights.
+            release_mappings(folder / WEIGHTS_FILE)
+            return loaded
 
         # The head is the largest segment by far: loaded first, its peak does not come on top of all the others.
         last = session(graphs.last())

@@ -108,14 +108,14 @@ def test_weights_count_as_their_kernels_keep_them() -> None:
         return resident_weights(WeightsPlan({("x",): (matrix(form, 10, 64, block),)}, nbytes=0), activations)
 
     # 640 weights are 20 blocks. 4 bits of 32 weights are 16 bytes; scales, sums and offsets are float32.
-    assert resident(Form.Q4, "int8") == 20 * 28
+    assert resident(Form.Q4, "int8") == 20 * 24
     assert resident(Form.Q4, "fp32") == 20 * 20
-    assert resident(Form.Q4_OFFSET, "int8") == 20 * 32
+    assert resident(Form.Q4_OFFSET, "int8") == 20 * 28
     assert resident(Form.Q4_OFFSET, "fp32") == 20 * 24
-    assert resident(Form.Q8, "int8") == 20 * 44
-    assert resident(Form.Q8_OFFSET, "int8") == 20 * 48
+    assert resident(Form.Q8, "int8") == 20 * 40
+    assert resident(Form.Q8_OFFSET, "int8") == 20 * 44
     assert resident(Form.Q8_HALVES, "fp32") == 20 * 44
-    assert resident(Form.Q8, "int8", block=16) == 40 * (16 + 12)  # half the weights, and as many numbers beside them
+    assert resident(Form.Q8, "int8", block=16) == 40 * (16 + 8)  # half the weights, and as many numbers beside them
     assert resident(Form.DENSE, "int8", 1) == resident(Form.DENSE, "fp32", 1) == 640 * 4
 
 
