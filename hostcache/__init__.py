@@ -3,8 +3,9 @@
 from .blocks import BlockPool, Fence
 from .cache import PagedKVCache
 from .geometry import BLOCK_TOKENS, KVGeometry
+from .memory_budget import MemoryBudget, memory_budgets, scarcest_budget
 from .prefix import Namespace, PrefixCache, PrefixHit, PrefixNode
-from .region import Region, available_bytes
+from .region import Region
 from .request import FinishReason, Request, RequestState
 from .scheduler import Scheduler, SchedulerConfig, SchedulerStats
 from .step import Chunk, StepPlan
@@ -18,6 +19,7 @@ __all__ = [
     "Fence",
     "FinishReason",
     "KVGeometry",
+    "MemoryBudget",
     "Namespace",
     "PagedKVCache",
     "PrefixCache",
@@ -30,5 +32,6 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerStats",
     "StepPlan",
-    "available_bytes",
+    "memory_budgets",
+    "scarcest_budget",
 ]

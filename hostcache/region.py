@@ -6,14 +6,15 @@ import contextlib
 import errno
 import mmap
 import os
-from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import RegionError, UsageError
+from .memory_budget import MemoryBudget, scarcest_budget
 
-__all__ = ["Region", "available_bytes"]
+__all__ = ["Region"]
 
 HUGE_PAGE = 2 << 20
 """Bytes of a transparent huge page with 4 KiB base pages (x86-64, and arm64 with 4 KiB granules)."""
@@ -26,18 +27,6 @@ MADV_WIPEONFORK = 18
 
 UNPOPULATED = (errno.ENOMEM, errno.EFAULT)
 """What madvise(2) says when pages cannot be had; touching them would end the process. Else it knows no populating."""
-
-
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory the kernel could give without swapping (`MemAvailable`), in bytes; None where it does not say."""
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 class Region:
@@ -63,9 +52,9 @@ class Region:
         self.kind = kind
         self.nbytes = nbytes
         self.fd = fd
-        available = available_bytes()
-        if available is not None and nbytes > available:
-            self._refuse("the kernel has less available", available)
+        budget = scarcest_budget()
+        if budget is not None and nbytes > budget.available:
+            self._refuse(f"{budget.owner} has {budget.available / 2**20:.1f} MiB left", budget)
         # A huge page must start at a multiple of its size, and mmap only promises base pages:
         # map one huge page more and start inside. The slack is never touched, so it costs no memory.
         try:
@@ -75,7 +64,7 @@ class Region:
                 os.ftruncate(fd, nbytes)
                 self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
         except (OSError, ValueError, OverflowError) as error:
-            self._refuse(f"mmap said: {error}", available)
+            self._refuse(f"mmap said: {error}", budget)
         whole = np.frombuffer(self._map, dtype=np.uint8)
         start = -whole.__array_interface__["data"][0] % HUGE_PAGE if fd is None else 0
         self.buffer: NDArray[np.uint8] = whole[start : start + nbytes]
@@ -83,7 +72,7 @@ class Region:
         if fd is None:
             with contextlib.suppress(OSError):  # a kernel that cannot: the child has a copy, as of all other memory
                 self._map.madvise(MADV_WIPEONFORK)
-        self._populate(start, available)
+        self._populate(start, budget)
 
     @classmethod
     def anonymous(cls, nbytes: int) -> Region:
@@ -140,21 +129,20 @@ class Region:
             return False
         return True
 
-    def _populate(self, start: int, available: int | None) -> None:
+    def _populate(self, start: int, budget: MemoryBudget | None) -> None:
         first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
         try:
             self._map.madvise(MADV_POPULATE_WRITE, first_page, start + self.nbytes - first_page)
         except OSError as error:
             if error.errno in UNPOPULATED:
-                self._refuse(f"its pages cannot be had: {error.strerror}", available)
+                self._refuse(f"its pages cannot be had: {error.strerror}", budget)
             # Before Linux 5.14: touch each page ourselves.
             self.buffer[:: mmap.PAGESIZE] = 0
 
-    def _refuse(self, why: str, available: int | None) -> None:
-        free = "unknown" if available is None else f"{available / 2**20:.0f} MiB"
+    def _refuse(self, why: str, budget: MemoryBudget | None) -> NoReturn:
         raise RegionError(
-            f"cannot take {self.nbytes / 2**20:.1f} MiB for the pool ({why}; available: {free}): "
+            f"cannot take {self.nbytes / 2**20:.1f} MiB for the pool ({why}): "
             "ask for a smaller pool or free memory first",
             asked=self.nbytes,
-            available=available,
+            available=None if budget is None else budget.available,
         )
