@@ -33,6 +33,15 @@ class BlockPool:
         generation: per block, how often it was handed out; tells a new owner's content from an old one's.
         evict: set by the prefix cache; given the least recently used cached block, names the block to take
             back (that one, or one that is only reachable through it) after forgetting what it holds.
+
+    Example:
+        >>> from hostcache import BlockPool
+        >>> pool = BlockPool(total=4, block_tokens=16)
+        >>> pool.allocate(2)
+        [0, 1]
+        >>> pool.release(0)
+        >>> pool.free, pool.used
+        (3, 1)
     """
 
     def __init__(self, total: int, block_tokens: int) -> None:

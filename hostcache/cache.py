@@ -32,6 +32,18 @@ class PagedKVCache:
 
     Raises:
         UsageError: the region is smaller than one block.
+
+    Example:
+        >>> import numpy as np
+        >>> from hostcache import KVGeometry, PagedKVCache
+        >>> cache = PagedKVCache.create(KVGeometry(layers=1, kv_heads=2, head_dim=8), nbytes=1 << 20)
+        >>> table = cache.table()
+        >>> table.append(3)
+        >>> ones = np.ones((3, 2, 8), np.float32)
+        >>> cache.write(0, table.slots(0, 3), keys=ones, values=2 * ones)
+        >>> keys, values = cache.read(0, table.blocks, tokens=3)
+        >>> values[:, 0, 0].tolist()
+        [2.0, 2.0, 2.0]
     """
 
     def __init__(self, geometry: KVGeometry, region: Region) -> None:

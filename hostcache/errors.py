@@ -25,6 +25,15 @@
 
 Messages name the failing value and the way out; the same values are attributes, so that a caller
 need not parse text.
+
+Example:
+    >>> from hostcache import BlockPool
+    >>> from hostcache.errors import OutOfBlocks
+    >>> try:
+    ...     blocks = BlockPool(total=2, block_tokens=16).allocate(3)
+    ... except OutOfBlocks as error:
+    ...     print(error.values)
+    {'asked': 3, 'available': 2, 'total': 2}
 """
 
 from __future__ import annotations

@@ -37,6 +37,18 @@ class Scheduler:
         cache: the pool and its bytes.
         prefix: the prefix cache over the same pool.
         config: limits.
+
+    Example:
+        >>> from hostcache import KVGeometry, Namespace, PagedKVCache, PrefixCache, Scheduler, SchedulerConfig
+        >>> cache = PagedKVCache.create(KVGeometry(layers=1, kv_heads=1, head_dim=64), nbytes=1 << 20)
+        >>> scheduler = Scheduler(cache, PrefixCache(cache.pool), SchedulerConfig(context_length=64))
+        >>> request = scheduler.submit([5, 6, 7], Namespace("my model"), max_tokens=2)
+        >>> plan = scheduler.schedule()
+        >>> plan.tokens.tolist(), plan.positions.tolist()
+        ([5, 6, 7], [0, 1, 2])
+        >>> scheduler.commit(plan, tokens=[8], stops=[False])  # 8 was sampled, and goes on
+        >>> scheduler.schedule().tokens.tolist()
+        [8]
     """
 
     def __init__(self, cache: PagedKVCache, prefix: PrefixCache, config: SchedulerConfig) -> None:
