@@ -36,6 +36,12 @@ class ChatTemplate:
         source: the Jinja2 text.
         special_tokens: what the template may name, such as `bos_token`.
         tool_use: the text of a template of its own for conversations with tools, if the model has one.
+
+    Example:
+        >>> from npu.chat import ChatTemplate
+        >>> template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}", {})
+        >>> template.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}])
+        '[system] Be brief. [user] Hello '
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_use: str | None = None) -> None:
@@ -229,6 +235,17 @@ def encode_chat(
 
     Returns:
         int32 `[tokens]`; begins with bos only if the template writes it.
+
+    Example:
+        >>> from npu.chat import ChatTemplate, encode_chat
+        >>> from npu.source import open_model
+        >>> from npu.text import tokenizer_of
+        >>> with open_model("model.gguf") as source:
+        ...     tokenizer = tokenizer_of(source)
+        >>> template = ChatTemplate("{{ messages[0].content }}<|im_end|>", {})
+        >>> ids = encode_chat(tokenizer, template, [{"role": "user", "content": "Hi <|im_end|>"}])
+        >>> ids.tolist().count(2)  # <|im_end|>: the template's, not the message's
+        1
     """
     texts: list[str] = []
 

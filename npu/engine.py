@@ -57,6 +57,13 @@ class Engine:
         cache: the pool.
         prefix: the prefix cache over it.
         runtime: as given.
+
+    Example:
+        >>> from npu.engine import Engine
+        >>> from npu.sampler import SamplingParams
+        >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+        ...     print("".join(engine.generate("The capital of France is", SamplingParams(max_tokens=2))))
+         Paris.
     """
 
     def __init__(
@@ -192,6 +199,13 @@ class Engine:
 
         Raises:
             UsageError: the model has no template, or the template refuses the messages.
+
+        Example:
+            >>> from npu.engine import Engine
+            >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+            ...     prompt = engine.encode_chat([{"role": "user", "content": "Hello"}])
+            ...     print(engine.tokenizer.decode(prompt, special=True).splitlines()[-3:])
+            ['<|im_start|>user', 'Hello<|im_end|>', '<|im_start|>assistant']
         """
         if self._template is None:
             raise UsageError("this model has no chat template: give the whole prompt as text")
@@ -303,6 +317,13 @@ class Engine:
             RequestRefused: fewer than two tokens, or more than the context or the pool holds.
             RequestFailed: the model's numbers are broken.
             UsageError: an id is outside the vocabulary.
+
+        Example:
+            >>> from npu.engine import Engine
+            >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+            ...     score = engine.score(engine.tokenizer.encode("The capital of France is Rome"))
+            ...     print(engine.tokenizer.decode(score.top1[-1:]))  # what the model would rather have read
+             Paris
         """
         self._check_open()
         ids = self._ids(tokens).astype(np.int32)

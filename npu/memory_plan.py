@@ -62,7 +62,8 @@ class MemoryPlan:
         >>> from npu.memory_plan import MemoryPlan
         >>> plan = MemoryPlan(
         ...     KVGeometry(layers=24, kv_heads=2, head_dim=128), ram_bytes=4 << 30, reserve_bytes=512 << 20,
-        ...     weights_bytes=1100 << 20, runtime_bytes=130 << 20, staging_bytes=32 << 20, device_bytes=0, pool_asked=192 << 20,
+        ...     weights_bytes=1100 << 20, runtime_bytes=130 << 20, staging_bytes=32 << 20, device_bytes=0,
+        ...     pool_asked=192 << 20,
         ... )
         >>> plan.fits, plan.pool_blocks, plan.sessions(tokens=32), plan.preallocated_sessions(tokens=32)
         (True, 512, 256, 4)

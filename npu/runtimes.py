@@ -37,6 +37,22 @@ def open_runtime(
 
     Raises:
         UsageError: no runtime has this name, or it cannot serve this geometry.
+
+    Example:
+        >>> import numpy as np
+        >>> from hostcache import KVGeometry, PagedKVCache
+        >>> from npu.attention import AttentionBatch
+        >>> from npu.runtimes import open_runtime
+        >>> cache = PagedKVCache.create(KVGeometry(layers=1, kv_heads=1, head_dim=8), nbytes=1 << 20)
+        >>> table = cache.table()
+        >>> table.append(2)
+        >>> keys, values = np.ones((2, 1, 8), np.float32), np.array([[[1.0] * 8], [[3.0] * 8]], np.float32)
+        >>> cache.write(0, table.slots(0, 2), keys, values)
+        >>> runtime, out = open_runtime("cpu", cache, heads=1), np.empty((1, 1, 8), np.float32)
+        >>> runtime.begin_step(AttentionBatch(np.array([0, 1], np.int32), np.array([2], np.int32), table.ids[None]))
+        >>> runtime.attend(0, np.ones((1, 1, 8), np.float32), out)
+        >>> out[0, 0].tolist()  # equal keys: the mean of the values
+        [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
     """
     if name in ("auto", "cpu"):
         return CpuAttention(cache, heads, threads)

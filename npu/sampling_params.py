@@ -47,6 +47,15 @@ class SamplingParams:
 
     Raises:
         UsageError: a value is outside its range.
+
+    Example:
+        >>> from npu.sampling_params import SamplingParams
+        >>> SamplingParams().temperature  # greedy
+        0.0
+        >>> SamplingParams(temperature=0.7, top_p=0)
+        Traceback (most recent call last):
+        ...
+        hostcache.errors.UsageError: top_p is 0; it must be above 0 and at most 1 (all tokens)
     """
 
     temperature: float = 0.0

@@ -30,6 +30,17 @@ class RequestOutput:
         finish_reason: why the request has ended; None while it goes on.
         error: what went wrong, if the reason is `FAILED`.
         logprobs: one entry for each of `token_ids`, if the request asked for them.
+
+    Example:
+        >>> from npu.engine import Engine
+        >>> from npu.sampler import SamplingParams
+        >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+        ...     request = engine.add_request("Monday, Tuesday,", SamplingParams(max_tokens=2))
+        ...     while not engine.idle:
+        ...         for output in engine.step():
+        ...             print(output.text, output.finish_reason)
+         Wednesday None
+        , FinishReason.LENGTH
     """
 
     request_id: int

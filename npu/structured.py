@@ -56,6 +56,15 @@ class Structure:
 
     Raises:
         UsageError: `text` is no text.
+
+    Example:
+        >>> from npu.engine import Engine
+        >>> from npu.sampler import SamplingParams
+        >>> from npu.structured import Structure
+        >>> colour = SamplingParams(structure=Structure.choice([" purple", " green"]))
+        >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+        ...     print("Grass is" + "".join(engine.generate("Grass is", colour)))
+        Grass is green
     """
 
     syntax: Literal["JSON schema", "regular expression", "grammar"]

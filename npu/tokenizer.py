@@ -49,6 +49,16 @@ class Tokenizer:
             - Folder: `eos_token_id` of generation_config.json or, if that names none, of config.json; and the
               tokenizer's own `eos_token`.
         add_bos: as given.
+
+    Example:
+        >>> from npu.source import open_model
+        >>> from npu.text import tokenizer_of
+        >>> with open_model("model.gguf") as source:
+        ...     tokenizer = tokenizer_of(source)
+        >>> [tokenizer.decode([token]) for token in tokenizer.encode("Alarm 315")]
+        ['Al', 'arm', ' ', '3', '1', '5']
+        >>> tokenizer.encode("<|im_end|>", special=True).tolist(), len(tokenizer.encode("<|im_end|>"))
+        ([2], 7)
     """
 
     def __init__(
