@@ -4,7 +4,7 @@
     ├── UsageError              a value the caller gave cannot be used (also a ValueError)
     │   └── RequestRefused      a request that can never fit, refused at submit
     ├── MissingExtra            an optional dependency is not installed
-    ├── RegionError             the pool's memory could not be taken
+    ├── RegionError             memory that must be there at start is not
     ├── PoolError
     │   ├── OutOfBlocks         not enough free or evictable blocks right now
     │   └── BlockStateError     a block was used against its state: a bug, never load
@@ -92,7 +92,7 @@ class MissingExtra(RockpageError):
 
 
 class RegionError(RockpageError):
-    """The pool's memory could not be taken: asked, available, and what to change."""
+    """Memory that must be there at start is not: needed, available, and what to change."""
 
 
 class PoolError(RockpageError):

@@ -29,14 +29,19 @@ class MemoryBudget:
     """What somebody lets this process and its neighbours have.
 
     Attributes:
-        owner: `"this machine"`, or `"cgroup /..."` with the path below its mount.
+        cgroup: path of the cgroup below its mount; None for the machine, whose memory the kernel lives in, too.
         limit: bytes in all.
         available: bytes that could be had now, without swapping.
     """
 
-    owner: str
+    cgroup: str | None
     limit: int
     available: int
+
+    @property
+    def owner(self) -> str:
+        """Names it in messages: `this machine`, or `cgroup /...`."""
+        return "this machine" if self.cgroup is None else f"cgroup {self.cgroup}"
 
 
 def memory_budgets(root: Path = Path("/")) -> list[MemoryBudget]:
@@ -56,7 +61,7 @@ def scarcest_budget(root: Path = Path("/")) -> MemoryBudget | None:
 def _machine(root: Path) -> Iterator[MemoryBudget]:
     kib = _table(root / "proc/meminfo")
     if "MemTotal:" in kib and "MemAvailable:" in kib:
-        yield MemoryBudget("this machine", kib["MemTotal:"] << 10, kib["MemAvailable:"] << 10)
+        yield MemoryBudget(None, kib["MemTotal:"] << 10, kib["MemAvailable:"] << 10)
 
 
 def _cgroups(root: Path) -> Iterator[MemoryBudget]:
@@ -66,7 +71,7 @@ def _cgroups(root: Path) -> Iterator[MemoryBudget]:
             limit = min(_numbers(mount / path, _LIMITS), default=_UNLIMITED)
             if limit < _UNLIMITED:
                 used = sum(_numbers(mount / path, _USAGE)) - _droppable(mount / path / "memory.stat")
-                yield MemoryBudget(f"cgroup {PurePosixPath('/') / path}", limit, max(0, limit - max(0, used)))
+                yield MemoryBudget(f"{PurePosixPath('/') / path}", limit, max(0, limit - max(0, used)))
 
 
 def _memory_mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath]]:

@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeAlias, get_args
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,8 +112,6 @@ class Decoder:
             UnsupportedModel: an architecture, variant or tensor type that rockpage does not run.
             MissingExtra: onnx or onnxruntime is not installed.
         """
-        if activations not in get_args(Activations):
-            raise UsageError(f"activations must be int8 or fp32, got {activations!r}", activations=activations)
         for name, value in (("threads", threads), ("max_rows", max_rows)):
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}", name=name, value=value)

@@ -22,6 +22,7 @@ from .chat import ChatTemplate, encode_chat, turn_ends
 from .decoder import Decoder, DenseModel
 from .fp16 import Rounding
 from .interrupts import deliver_signals, held_signals
+from .model_memory import require_memory
 from .runtimes import open_runtime
 from .sampler import SamplingParams
 from .score import Score, score_ids
@@ -125,10 +126,11 @@ class Engine:
 
         Raises:
             ModelError: the file is damaged or of a kind rockpage does not run.
-            RegionError: the pool's memory is not there.
+            RegionError: less memory is left than the model, its runtime and the pool will take.
             UsageError: an option is out of range.
         """
         with open_model(model) as source:
+            require_memory(source, activations, runtime=runtime, pool_bytes=pool_bytes)
             tokenizer, template = tokenizer_of(source), template_of(source)
             decoder = Decoder.load(
                 source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hostcache.errors import UnsupportedModel
+from hostcache.errors import UnsupportedModel, UsageError
 
 from .blocks import FORMATS, unpack_blocks
 from .ggml import RUNNABLE_TYPES, GGMLType, dequantize
@@ -133,9 +133,12 @@ def plan_weights(source: ModelSource, config: ModelConfig, activations: Activati
     """Choose a form for every matrix and a place for every array; nothing is read or written.
 
     Raises:
+        UsageError: `activations` is not known.
         UnsupportedModel: a tensor is of a type that rockpage does not run.
         MissingExtra: a tensor's type needs the `gguf` package, which is not installed.
     """
+    if activations not in get_args(Activations):
+        raise UsageError(f"activations must be int8 or fp32, got {activations!r}", activations=activations)
     for name, info in source.tensors.items():
         if info.type not in RUNNABLE_TYPES:
             runnable = ", ".join(kind.name for kind in RUNNABLE_TYPES)

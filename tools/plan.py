@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import TYPE_CHECKING
 
 from .command import Subparsers, add_command
@@ -15,6 +14,9 @@ if TYPE_CHECKING:
     from npu.memory_plan import MemoryPlan
 
 __all__ = ["add_parser", "run"]
+
+DEFAULT_RESERVE = 512 << 20
+"""Bytes of a machine's memory that are left to the kernel and other programs."""
 
 SESSION_TOKENS = (128, 512, 2048)
 """Lengths for which sessions are counted."""
@@ -46,13 +48,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "--geometry", type=parse_geometry, metavar="layers=N,kv_heads=N,head_dim=N[,heads=N]", help="in place of MODEL"
     )
     parser.add_argument("--weights", type=parse_size, metavar="SIZE", help="bytes of the weights; goes with --geometry")
-    parser.add_argument("--ram", type=parse_size, metavar="SIZE", help="memory of the board (default: this machine's)")
+    parser.add_argument(
+        "--ram", type=parse_size, metavar="SIZE", help="memory of the board (default: this machine's, or its cgroup's)"
+    )
     parser.add_argument(
         "--reserve",
         type=parse_size,
-        default="512MiB",
         metavar="SIZE",
-        help="left to the kernel and other programs (default: %(default)s)",
+        help="left to the system (default: 512MiB of a machine, nothing of a cgroup)",
     )
     parser.add_argument(
         "--pool", type=parse_size, default="192MiB", metavar="SIZE", help="the KV pool (default: %(default)s)"
@@ -116,40 +119,54 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> MemoryPlan:
     from hostcache.errors import UsageError
     from hostcache.geometry import KVGeometry
-    from npu.checks import check_geometry
-    from npu.emulated import arena_bytes
-    from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes
-    from npu.model import ModelConfig
+    from npu.memory_plan import runtime_bytes
+    from npu.model_memory import plan_geometry, plan_model
     from npu.source import open_model
-    from npu.weights import plan_weights
 
     if (args.geometry is None) != (args.weights is None) or (args.geometry is not None and args.model is not None):
         raise UsageError("plan takes either a MODEL, or --geometry together with --weights")
-    if args.geometry is not None:
-        fields = dict(args.geometry)
-        heads, context_limit = fields.pop("heads", USUAL_GROUP * fields["kv_heads"]), None
-        geometry = KVGeometry(**fields)
-        weights, runtime = args.weights, runtime_bytes(geometry.layers)
-    else:
+    ram, reserve = _memory(args)
+    if args.geometry is None:
         with open_model(model_path(args)) as source:
-            config = ModelConfig.from_gguf(source)
-            weights = resident_weights(plan_weights(source, config, args.activations), args.activations)
-        geometry, heads, context_limit = config.geometry, config.heads, config.context_length
-        runtime = runtime_bytes(config.layers, config.vocab)
-    check_geometry(geometry, heads)
-    staging = 0 if args.runtime == "cpu" else arena_bytes(geometry, heads)
-    return MemoryPlan(
-        geometry=geometry,
-        ram_bytes=args.ram or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        reserve_bytes=args.reserve,
-        weights_bytes=weights,
-        runtime_bytes=runtime,
-        staging_bytes=staging,
-        device_bytes=staging if args.runtime == "emulated" else 0,
+            return plan_model(
+                source,
+                args.activations,
+                runtime=args.runtime,
+                pool_asked=args.pool,
+                ram_bytes=ram,
+                reserve_bytes=reserve,
+                context=args.context,
+            )
+    fields = dict(args.geometry)
+    heads = fields.pop("heads", USUAL_GROUP * fields["kv_heads"])
+    geometry = KVGeometry(**fields)
+    return plan_geometry(
+        geometry,
+        heads,
+        weights_bytes=args.weights,
+        runtime_bytes=runtime_bytes(geometry.layers),
+        runtime=args.runtime,
         pool_asked=args.pool,
+        ram_bytes=ram,
+        reserve_bytes=reserve,
         context=args.context,
-        context_limit=context_limit,
     )
+
+
+def _memory(args: argparse.Namespace) -> tuple[int, int]:
+    """Bytes to plan with, and what of them is left to the system."""
+    from hostcache.errors import UsageError
+    from hostcache.memory_budget import memory_budgets
+
+    if args.ram is not None:
+        return args.ram, args.reserve or DEFAULT_RESERVE
+    # The kernel and other programs live in the machine's memory; what a cgroup may have is its own.
+    pairs = [
+        (budget.limit, args.reserve or (DEFAULT_RESERVE if budget.cgroup is None else 0)) for budget in memory_budgets()
+    ]
+    if not pairs:
+        raise UsageError("the kernel does not say how much memory there is: give --ram")
+    return min(pairs, key=lambda pair: pair[0] - pair[1])
 
 
 def _as_json(plan: MemoryPlan, obstacles: list[str]) -> dict[str, object]:

@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-MACHINE = MemoryBudget("this machine", 4 * MIB, 2 * MIB)
+MACHINE = MemoryBudget(None, 4 * MIB, 2 * MIB)
 
 
 def version_2(root: Path, own: str, mounted: str = "/") -> None:
@@ -77,7 +77,7 @@ def test_version_2_counts_pages_of_files_as_free(root: Path) -> None:
         },
     )
     # 10 less the 9 that are used, of which 3 can be dropped.
-    assert memory_budgets(root) == [MACHINE, MemoryBudget("cgroup /system.slice/rockpage.service", 10 * MIB, 4 * MIB)]
+    assert memory_budgets(root) == [MACHINE, MemoryBudget("/system.slice/rockpage.service", 10 * MIB, 4 * MIB)]
     assert scarcest_budget(root) == MACHINE
 
 
@@ -85,7 +85,7 @@ def test_the_lower_of_two_limits_holds(root: Path) -> None:
     version_2(root, "/a")
     limits = {"memory.max": str(9 * MIB), "memory.high": str(3 * MIB), "memory.current": str(2 * MIB)}
     write(root / "sys/fs/cgroup/a", limits)
-    assert scarcest_budget(root) == MemoryBudget("cgroup /a", 3 * MIB, MIB)
+    assert scarcest_budget(root) == MemoryBudget("/a", 3 * MIB, MIB)
 
 
 def test_a_parent_holds_for_all_below_it(root: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_parent_holds_for_all_below_it(root: Path) -> None:
             "b/c/memory.current": str(MIB),
         },
     )
-    own, parent = MemoryBudget("cgroup /a/b/c", 4 * MIB, 3 * MIB), MemoryBudget("cgroup /a", 5 * MIB, 7)
+    own, parent = MemoryBudget("/a/b/c", 4 * MIB, 3 * MIB), MemoryBudget("/a", 5 * MIB, 7)
     assert memory_budgets(root) == [MACHINE, own, parent]
     assert scarcest_budget(root) == parent
 
@@ -122,26 +122,26 @@ def test_version_1_reads_what_lies_below_as_well(root: Path) -> None:
             "unified/elsewhere/memory.current": "1",
         },
     )
-    assert memory_budgets(root) == [MACHINE, MemoryBudget("cgroup /board", 8 * MIB, 3 * MIB + 4096)]
+    assert memory_budgets(root) == [MACHINE, MemoryBudget("/board", 8 * MIB, 3 * MIB + 4096)]
 
 
 @pytest.mark.parametrize("own", ["/docker/123", "/docker/123/../../outside", "/outside"])
 def test_a_container_sees_its_own_cgroup_at_the_mount(root: Path, own: str) -> None:
     version_2(root, own, mounted="/docker/123")
     write(root / "sys/fs/cgroup", {"memory.max": str(3 * MIB), "memory.current": str(MIB)})
-    assert memory_budgets(root) == [MACHINE, MemoryBudget("cgroup /", 3 * MIB, 2 * MIB)]
+    assert memory_budgets(root) == [MACHINE, MemoryBudget("/", 3 * MIB, 2 * MIB)]
 
 
 def test_more_used_than_allowed_leaves_nothing(root: Path) -> None:
     version_2(root, "/a")  # the limit was lowered, and the kernel has not yet come down to it
     write(root / "sys/fs/cgroup/a", {"memory.max": "100", "memory.current": "200", "memory.stat": "active_file 50"})
-    assert scarcest_budget(root) == MemoryBudget("cgroup /a", 100, 0)
+    assert scarcest_budget(root) == MemoryBudget("/a", 100, 0)
 
 
 def test_no_more_is_left_than_the_limit(root: Path) -> None:
     version_2(root, "/a")  # counters of different files are not read at the same moment
     write(root / "sys/fs/cgroup/a", {"memory.max": "100", "memory.current": "20", "memory.stat": "active_file 50"})
-    assert scarcest_budget(root) == MemoryBudget("cgroup /a", 100, 100)
+    assert scarcest_budget(root) == MemoryBudget("/a", 100, 100)
 
 
 def test_a_controller_that_is_off_limits_nothing(root: Path) -> None:
@@ -160,5 +160,5 @@ def test_a_mount_that_is_not_there_limits_nothing(root: Path) -> None:
 
 def test_this_machine_says() -> None:
     machine, *_ = memory_budgets()
-    assert machine.owner == "this machine"
+    assert machine.cgroup is None
     assert 0 < machine.available < machine.limit

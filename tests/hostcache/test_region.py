@@ -92,7 +92,7 @@ def test_a_region_in_use_is_not_given_back() -> None:
 
 
 def test_a_pool_that_would_have_its_process_killed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget = MemoryBudget("cgroup /service", limit=1 << 30, available=8 << 20)
+    budget = MemoryBudget("/service", limit=1 << 30, available=8 << 20)
     monkeypatch.setattr("hostcache.region.scarcest_budget", lambda: budget)
     Region.anonymous(8 << 20).close()
     with pytest.raises(

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hostcache.memory_budget import MemoryBudget
 from tools.main import main
+
+MIB = 1 << 20
+MACHINE = MemoryBudget(None, limit=4096 * MIB, available=2048 * MIB)
 
 
 def test_plan_answers_in_json_and_by_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +142,43 @@ def test_plan_reads_a_real_model(demo_model: Path, capsys: pytest.CaptureFixture
     assert answer["bytes_per_token"] == 30 * 2 * 3 * 64 * 2
     assert main(["plan", str(demo_model), "--ram", "4GiB", "--context", "8193", "--pool", "1GiB"]) == 1
     assert "beyond the 8192 of the model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("budgets", "reserve", "expected"),
+    [
+        ([MACHINE], [], (4096, 512)),
+        ([MACHINE], ["--reserve", "1GiB"], (4096, 1024)),
+        # A cgroup's limit is its own: nothing of it is left to the kernel.
+        ([MACHINE, MemoryBudget("/a", 1800 * MIB, MIB)], [], (1800, 0)),
+        ([MACHINE, MemoryBudget("/a", 1800 * MIB, MIB)], ["--reserve", "100MiB"], (1800, 100)),
+        # 4096 less 512 is less than the cgroup may have.
+        ([MACHINE, MemoryBudget("/a", 3585 * MIB, MIB), MemoryBudget("/", 3900 * MIB, MIB)], [], (4096, 512)),
+        ([MACHINE, MemoryBudget("/a", 3583 * MIB, MIB), MemoryBudget("/", 3900 * MIB, MIB)], [], (3583, 0)),
+    ],
+)
+def test_without_ram_it_plans_for_where_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    budgets: list[MemoryBudget],
+    reserve: list[str],
+    expected: tuple[int, int],
+) -> None:
+    monkeypatch.setattr("hostcache.memory_budget.memory_budgets", lambda: budgets)
+    arguments = ["plan", "--geometry", "layers=24,kv_heads=2,head_dim=128", "--weights", "1GiB", "--json"]
+    main([*arguments, *reserve])
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["ram_bytes"], answer["reserve_bytes"]) == (expected[0] * MIB, expected[1] * MIB)
+
+
+def test_a_kernel_that_does_not_say_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hostcache.memory_budget.memory_budgets", list)
+    assert main(["plan", "--geometry", "layers=1,kv_heads=1,head_dim=8", "--weights", "1B"]) == 2
+    assert capsys.readouterr().err == (
+        "rockpage: error: the kernel does not say how much memory there is: give --ram\n"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"GGUF"])
