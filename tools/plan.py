@@ -31,7 +31,7 @@ USUAL_GROUP = 8
 
 EXAMPLE = """\
 rockpage plan model.gguf --ram 4GiB --pool 256MiB
-rockpage plan --geometry layers=24,kv_heads=2,head_dim=128 --weights 1.1GB --ram 4GiB"""
+rockpage plan --geometry layers=24,kv_heads=2,head_dim=128 --weights 1.1GB"""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -40,12 +40,16 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "plan",
         run,
-        summary="say what fits into a board's memory, by metadata alone; exit 1 if it does not",
+        summary="say what fits into a board's memory; exit 1 if it does not",
+        usage="[OPTIONS] [MODEL]",
         example=EXAMPLE,
     )
     add_model_option(parser)
     parser.add_argument(
-        "--geometry", type=parse_geometry, metavar="layers=N,kv_heads=N,head_dim=N[,heads=N]", help="in place of MODEL"
+        "--geometry",
+        type=parse_geometry,
+        metavar="FIELDS",
+        help="in place of MODEL: layers=N,kv_heads=N,head_dim=N and, at will, heads=N",
     )
     parser.add_argument("--weights", type=parse_size, metavar="SIZE", help="bytes of the weights; goes with --geometry")
     parser.add_argument(
@@ -64,14 +68,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "--runtime",
         choices=("auto", "cpu", "emulated"),
         default="auto",
-        help="auto counts staging for an NPU, emulated also the copy that the emulated one keeps, cpu neither"
-        " (default: %(default)s)",
+        metavar="NAME",
+        help="auto: with staging for an NPU; emulated: and that NPU's own memory; cpu: neither (default: %(default)s)",
     )
     parser.add_argument(
         "--activations",
         choices=("int8", "fp32"),
         default="int8",
-        help="of the dense parts; weights are packed for them (default: %(default)s)",
+        metavar="TYPE",
+        help="int8 or fp32: weights are packed for it (default: %(default)s)",
     )
     parser.add_argument("--context", type=parse_count, metavar="TOKENS", help="what one session must be able to hold")
 
