@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 EXAMPLE = """\
-rockpage convert models/Qwen2.5-0.5B-Instruct --weights int4 --out model-int4.gguf
-rockpage run model-int4.gguf --prompt "Why does a bearing run hot?\""""
+rockpage convert Qwen2.5-0.5B-Instruct --weights int4 --out small.gguf
+rockpage run small.gguf --prompt "Why does a bearing run hot?\""""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -25,12 +25,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers, "convert", run, summary="write a model with 8-bit or 4-bit weights", example=EXAMPLE
     )
-    parser.add_argument("source", metavar="SRC", help="a Hugging Face folder, or a GGUF file")
+    parser.add_argument("source", metavar="SRC", help="Hugging Face folder or GGUF file")
     parser.add_argument(
         "--weights",
         choices=("int4", "int8"),
         required=True,
-        help="int4: 5 bits a weight (Q4_1), 8.5 of embedding and head; int8: 8.5 bits (Q8_0)",
+        help="int4 is Q4_1, with embedding and head in Q8_0; int8 is Q8_0",
     )
     parser.add_argument("--out", metavar="FILE", required=True, help="the GGUF file to write; it must not be there yet")
 

@@ -70,7 +70,8 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "demo",
         run,
-        summary="watch six sessions of a real model share one pool and one system prompt",
+        summary="watch six sessions share one pool and one system prompt",
+        usage="[OPTIONS] [MODEL]",
         example=EXAMPLE,
     )
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each answer (default: %(default)s)")
