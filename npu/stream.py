@@ -130,7 +130,9 @@ class Stream:
         return child
 
     def push(self, token: int) -> str:
-        """Take the next token; returns the text that is decided by it."""
+        """Take the next token; returns the text that is decided by it. An end token, of whatever kind, has none."""
+        if token in self._end_ids:
+            return ""
         return self._take(self._stops.push(self._detokenizer.push(token)))
 
     def output(self, token: int, text: str) -> RequestOutput:

@@ -91,6 +91,7 @@ def test_an_end_token_ends_the_answer(engine: Engine, monkeypatch: pytest.Monkey
         pytest.fail("choose another prompt: the token comes earlier, too")
     outputs = drive_one(engine, "rain", SamplingParams(max_tokens=8))
     assert [token for output in outputs for token in output.token_ids] == ids[:3]
+    assert text_of(outputs) == engine.tokenizer.decode(ids[:2])
     assert outputs[-1].finish_reason is FinishReason.STOP
 
 
