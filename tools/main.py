@@ -25,8 +25,7 @@ COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan, convert, mode
 
 EXAMPLE = """\
 example:
-  rockpage run --chat --prompt "Why does a bearing run hot?"
-  rockpage run --help"""
+  rockpage run --chat --prompt "Why does a bearing run hot?\""""
 
 INTERRUPTED = 128 + 2
 """What a shell reports for a process that SIGINT ended."""
@@ -90,8 +89,7 @@ def _import_numpy() -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="rockpage",
-        description="Many conversations of a small language model in one paged KV cache, on RK3588\n"
-        "boards and, emulated, on any other Linux machine.",
+        description="Many conversations of one small language model in one paged KV cache.",
         epilog=EXAMPLE,
         formatter_class=Help,
         allow_abbrev=False,
