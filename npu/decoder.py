@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 from hostcache.errors import UsageError
 from hostcache.geometry import KVGeometry
 
+from .cache_room import open_in_use
 from .ggml import dequantize
 from .graphs import SegmentGraphs
 from .machine import machine_identity
 from .model import ModelConfig
+from .onnx_graph import WEIGHTS_FILE
 from .segments import SegmentBinding, SegmentBuffers, Segments
 from .source import ModelSource
 from .weights import Activations, plan_weights
@@ -124,6 +127,8 @@ class Decoder:
         graphs = SegmentGraphs(source, config, plan, activations)
         with weights_folder(source, plan, fingerprint, activations, root) as folder:
             segments = Segments(graphs, config.layers, folder, threads)
+            # What is mapped would take its room until we end even if it were removed from the cache.
+            weakref.finalize(segments, open_in_use(folder / WEIGHTS_FILE).close)
         return cls(
             config,
             segments,

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import convert, demo, models, plan, run, score, tokenize
+from . import cache, convert, demo, models, plan, run, score, tokenize
 from .command import Command, Help, Parser
 from .signals import unwinding_signals
 from .streams import complain, prepare_streams
@@ -20,7 +20,7 @@ from .terminal import preserved_terminal
 
 __all__ = ["main"]
 
-COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan, convert, models)
+COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan, convert, models, cache)
 """The subcommands, in the order of `--help`."""
 
 EXAMPLE = """\

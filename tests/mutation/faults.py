@@ -260,4 +260,29 @@ DEVICE = [
     ),
 ]
 
-FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE]
+WEIGHTS_CACHE = [
+    *group(
+        "npu/cache_room.py",
+        "npu/test_cache_room.py",
+        ("the newest goes first", "key=lambda entry: entry.used)", "key=lambda entry: -entry.used)"),
+        ("what is in use goes", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
+        ("what is written does not count", "if total + needed <= limit and", "if total <= limit and"),
+        ("what was removed still counts", "            total -= entry.nbytes\n", "            pass\n"),
+        ("the disk is not asked", " and needed <= shutil.disk_usage(weights).free", ""),
+        ("a file that is being removed is opened", ".st_nlink == 0:", ".st_nlink < 0:"),
+    ),
+    *group(
+        "npu/weights_cache.py",
+        "npu/test_cache_room.py npu/test_weights_cache.py",
+        ("a load does not count as use", "os.utime(file.fileno())", "pass"),
+        ("the cache has no bound", "        make_room(folder.parent, nbytes, limit, beside=folder)\n", ""),
+        ("a damaged file is believed", " or _hash(file, plan.nbytes) != file.read()", ""),
+    ),
+    *group(
+        "npu/decoder.py",
+        "npu/test_cache_room.py",
+        ("a loaded model's weights are removed", "weakref.finalize(segments, open_in_use(folder / WEIGHTS_FILE).close)", "pass"),
+    ),
+]
+
+FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *WEIGHTS_CACHE]

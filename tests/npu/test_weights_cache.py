@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ import pytest
 
 from hostcache.errors import BadModelFile, UsageError
 from npu import weights_cache
+from npu.cache_room import writing
 from npu.gguf import GGUFFile
 from npu.model import ModelConfig
 from npu.onnx_graph import WEIGHTS_FILE
@@ -61,7 +61,8 @@ def test_a_second_load_writes_nothing(tiny: GGUFFile, plan: WeightsPlan, writes:
     assert len(writes) == 1
     folder, content = first
     assert content[plan.nbytes :] == hashlib.sha256(content[: plan.nbytes]).digest()
-    assert sorted(os.listdir(folder)) == ["lock", WEIGHTS_FILE]
+    assert os.listdir(folder) == [WEIGHTS_FILE]
+    assert sorted(os.listdir(folder.parent)) == sorted(["lock", folder.name])
 
 
 def test_modes_and_models_have_files_of_their_own(tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_what_a_killed_writer_left_is_written_over(tiny: GGUFFile, plan: Weights
     with (folder / "weights.tmp").open("ab") as file:
         file.write(b"more than will be written again")
     assert fetch(tiny, plan, tmp_path) == (folder, content)
-    assert sorted(os.listdir(folder)) == ["lock", WEIGHTS_FILE]
+    assert os.listdir(folder) == [WEIGHTS_FILE]
 
 
 def test_two_loaders_write_once(tiny: GGUFFile, plan: WeightsPlan, writes: list[str], tmp_path: Path) -> None:
@@ -103,8 +104,7 @@ def test_two_loaders_write_once(tiny: GGUFFile, plan: WeightsPlan, writes: list[
     (folder / WEIGHTS_FILE).unlink()
     seen: list[tuple[Path, bytes]] = []
     loaders = [threading.Thread(target=lambda: seen.append(fetch(tiny, plan, tmp_path))) for _ in range(3)]
-    with (folder / "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # all find nothing and wait for the lock
+    with writing(folder.parent):  # all find nothing and wait for the lock
         for loader in loaders:
             loader.start()
         loaders[0].join(0.1)
@@ -115,29 +115,37 @@ def test_two_loaders_write_once(tiny: GGUFFile, plan: WeightsPlan, writes: list[
     assert len(writes) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", [True, False], ids=["TMPDIR", "default"])
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: bool
+) -> None:
+    place = tmp_path if chosen else Path("/var/tmp")
+    monkeypatch.setenv("TMPDIR", str(tmp_path) if chosen else "")
     obstacle = tmp_path / "cache"
     obstacle.write_text("a file where the folder should be")  # permissions would not stop root
     with weights_folder(tiny, plan, "d" * 64, "int8", obstacle) as folder:
         temporary = folder
+        assert folder.is_relative_to(place)
         content = (folder / WEIGHTS_FILE).read_bytes()
     assert content == fetch(tiny, plan, tmp_path / "writable")[1]
     assert not temporary.exists()
 
 
+@pytest.mark.parametrize("when", ["asked for room", "writing"])
 def test_a_full_disk_is_one_clear_error(
-    tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    def full(self: WeightsPlan, gguf: GGUFFile, file: BinaryIO) -> None:
-        file.write(b"some of it")
+    def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(WeightsPlan, "write", full)
+    if when == "writing":  # a file system that promises more than it has
+        monkeypatch.setattr(WeightsPlan, "write", full)
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(UsageError, match=rf"^{plan.nbytes} bytes .* No space left .* set XDG_CACHE_HOME") as caught:
         fetch(tiny, plan, tmp_path / "cache")
     assert caught.value.values["needed"] == plan.nbytes
-    left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert left == ["lock"]
+    assert os.listdir(tmp_path / "cache" / "weights") == ["lock"]
 
 
 # --- digests ------------------------------------------------------------------------------------------------------
