@@ -25,6 +25,7 @@ from npu.ggml import GGMLType
 from npu.gguf import GGUFFile
 from npu.gguf_header import MetaValue, TensorInfo
 from npu.requantise import Weights, target_type
+from tests.npu.folders import write_random_folder
 from tests.npu.reference import PlainSession, reference_logits
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 
@@ -233,13 +234,21 @@ _PROBE = """
 import json, sys
 import gguf, gguf.quants
 from npu.convert import convert_model
-from npu.gguf import GGUFFile
+from npu.source import open_model
 from tests.footprint import Footprint
-with GGUFFile.open(sys.argv[1]) as source:
+with open_model(sys.argv[1]) as source:
     before = Footprint.of_this_process()
     convert_model(source, source.metadata, sys.argv[3], sys.argv[2])
     print(json.dumps([before.resident, Footprint.of_this_process().peak]))
 """
+
+
+def growth_of(source: Path, weights: str) -> int:
+    """Bytes by which a process grows at most while it converts."""
+    command = [sys.executable, "-c", _PROBE, str(source), str(source.with_name("out.gguf")), weights]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    before, peak = json.loads(done.stdout)
+    return int(peak - before)
 
 
 @pytest.mark.parametrize("weights", ["int4", "int8"])
@@ -253,12 +262,20 @@ def test_memory_is_bounded_by_the_largest_tensor(tmp_path: Path, weights: str) -
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    command = [sys.executable, "-c", _PROBE, str(source), str(tmp_path / "out.gguf"), weights]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    before, peak = json.loads(done.stdout)
     # 16 MiB of the mapped source, 4.25 MiB of its output, and 40 bytes for each of the 2^18 weights in the works; the
     # kernel counts the peak in batches. The eight tensors are 128 MiB.
-    assert 16 * MIB < peak - before < (16 + 4.25 + 10 + 8) * MIB
+    assert 16 * MIB < growth_of(source, weights) < (16 + 4.25 + 10 + 8) * MIB
+
+
+@pytest.mark.parametrize("weights", ["int4", "int8"])
+def test_memory_of_a_sharded_folder_is_bounded_by_one_layer(tmp_path: Path, weights: str) -> None:
+    """A llama's, whose q and k are reordered in a copy."""
+    model = TinyLlama(layers=4, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn=4096)
+    folder = write_random_folder(tmp_path / "folder", model, shards=2)
+    layer = 2 * (4 * 1024 * 1024 + 3 * 1024 * 4096)  # fp16
+    assert layer == 32 * MIB
+    # The largest tensor and its output are 8 and 4.25 MiB.
+    assert 8 * MIB < growth_of(folder, weights) < layer
 
 
 _KILLED = """

@@ -17,7 +17,7 @@ from npu.source import open_model
 from tests.npu.driving import drive
 from tests.npu.folders import write_folder
 from tests.npu.reference import PlainSession, reference_logits
-from tests.npu.tiny import TINY, TinyLlama, write_tiny_llama
+from tests.npu.tiny import TINY, write_tiny_llama
 
 MODELS = {
     "llama": (replace(TINY, tied_head=False), 1),
@@ -33,7 +33,7 @@ def test_a_folder_gives_the_logits_of_its_weights(tmp_path: Path, name: str) -> 
     model, shards = MODELS[name]
     gguf = write_tiny_llama(tmp_path / "tiny.gguf", model)
     expected = reference_logits(gguf, IDS)
-    folder = write_folder(tmp_path / "folder", gguf, shards=shards)
+    folder = write_folder(tmp_path / "folder", model, gguf, shards=shards)
     assert len(list(folder.glob("*.safetensors"))) == shards
     with open_model(folder) as source:
         decoder = Decoder.load(source, activations="fp32", cache_dir=tmp_path / "cache")
@@ -46,8 +46,8 @@ def test_a_folder_gives_the_logits_of_its_weights(tmp_path: Path, name: str) -> 
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Of a folder whose generation_config.json names ends besides its tokenizer's own, 2."""
     tmp = tmp_path_factory.mktemp("ends")
-    gguf = write_tiny_llama(tmp / "tiny.gguf", TinyLlama(tied_head=False))
-    folder = write_folder(tmp / "folder", gguf, eos_ids=(0, 50))
+    gguf = write_tiny_llama(tmp / "tiny.gguf")
+    folder = write_folder(tmp / "folder", TINY, gguf, eos_ids=(0, 50))
     with Engine.load(folder, pool_bytes=1 << 20, cache_dir=tmp) as engine:
         yield engine
 
