@@ -30,7 +30,10 @@ class BlockPool:
 
     Attributes:
         refs: references per block.
-        generation: per block, how often it was handed out; tells a new owner's content from an old one's.
+        generation: per block, how often it was handed out. The pool does not read it: it is for whoever keeps copies of
+            blocks from step to step, such as staged ones, to tell a new owner's content from the old one's. Sharing a
+            block, releasing it and finding it again leave the content alone, and so the number. What an owner takes
+            back and writes anew (`BlockTable.truncate`) does not show here.
         evict: set by the prefix cache; given the least recently used cached block, names the block to take
             back (that one, or one that is only reachable through it) after forgetting what it holds.
 
