@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from npu.gguf import GGUFFile
 from npu.tokenizer import Tokenizer
 from tests.npu.trained import (
     BYTE_LEVEL,
@@ -18,6 +19,7 @@ from tests.npu.trained import (
     gguf_of,
     gguf_of_pieces,
     llama_2,
+    of_gguf,
     random_texts,
     save_folder,
     sentencepiece_model,
@@ -39,6 +41,17 @@ def test_byte_level_from_gguf_and_from_a_folder(pre: str, count: int, tmp_path: 
         assert from_gguf.encode(text, bos=False).tolist() == expected
         assert from_folder.encode(text, bos=False).tolist() == expected
         assert from_folder.decode(expected) == reference.decode(expected)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_real_vocabulary(demo_model: Path, count: int) -> None:
+    with GGUFFile.open(demo_model) as gguf:
+        metadata = gguf.metadata
+    reference, tokenizer = of_gguf(metadata), Tokenizer.from_metadata(metadata)
+    for text in random_texts(count):
+        expected = reference.encode(text).ids
+        assert tokenizer.encode(text).tolist() == expected
+        assert tokenizer.decode(expected) == reference.decode(expected)
 
 
 @pytest.mark.parametrize("pre", BYTE_LEVEL)

@@ -16,7 +16,7 @@ import transformers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from npu.vocabulary import Metadata
+from npu.vocabulary import Metadata, list_of
 
 __all__ = [
     "BYTE_LEVEL",
@@ -27,6 +27,7 @@ __all__ = [
     "gguf_of",
     "gguf_of_pieces",
     "llama_2",
+    "of_gguf",
     "random_texts",
     "save_folder",
     "sentencepiece_model",
@@ -153,6 +154,18 @@ def gguf_of(trained: tokenizers.Tokenizer, pre: str) -> Metadata:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.add_bos_token": pre == "llama-bpe",
     }
+
+
+def of_gguf(metadata: Metadata) -> tokenizers.Tokenizer:
+    """A byte-level tokenizer for plain text with the vocabulary of a GGUF file, without its control tokens."""
+    texts: list[str] = list_of(str, metadata, "tokenizer.ggml.tokens")
+    kinds = list_of(int, metadata, "tokenizer.ggml.token_type")
+    merges = (merge.split(" ") for merge in list_of(str, metadata, "tokenizer.ggml.merges"))
+    vocab = {text: token for token, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind == 1}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[(left, right) for left, right in merges]))
+    tokenizer.pre_tokenizer = BYTE_LEVEL[str(metadata["tokenizer.ggml.pre"])]
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def save_folder(trained: tokenizers.Tokenizer, folder: Path, **config: Any) -> Path:
