@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hostcache.geometry import KVGeometry
 
+from .sizes import format_size
 from .weights import Activations, Form, PackedMatrix, WeightsPlan
 
 __all__ = ["CODE_BYTES", "PREALLOCATED_TOKENS", "USUAL_VOCABULARY", "MemoryPlan", "resident_weights", "runtime_bytes"]
@@ -116,23 +117,23 @@ class MemoryPlan:
         found = []
         if self.needed_bytes > self.ram_bytes:
             found.append(
-                f"{_mib(self.needed_bytes)} are needed and {_mib(self.ram_bytes)} are there: "
+                f"{format_size(self.needed_bytes)} are needed and {format_size(self.ram_bytes)} are there: "
                 + (
-                    f"a pool of {_mib(self.pool_limit_bytes)} would fit"
+                    f"a pool of {format_size(self.pool_limit_bytes)} would fit"
                     if self.pool_limit_bytes
                     else "no pool would fit"
                 )
             )
         if self.pool_blocks < 1:
             found.append(
-                f"a pool of {_mib(self.pool_asked)} holds no block of {_mib(self.geometry.block_bytes)}: "
+                f"a pool of {format_size(self.pool_asked)} holds no block of {format_size(self.geometry.block_bytes)}: "
                 "ask for a larger one"
             )
         elif self.context is not None and self.geometry.blocks_for(self.context) > self.pool_blocks:
             needed = self.geometry.blocks_for(self.context)
             found.append(
                 f"a context of {self.context} tokens takes {needed} blocks and the pool has {self.pool_blocks}: "
-                f"ask for {_mib(needed * self.geometry.block_bytes)} or a shorter context"
+                f"ask for {format_size(needed * self.geometry.block_bytes)} or a shorter context"
             )
         if self.context is not None and self.context_limit is not None and self.context > self.context_limit:
             found.append(f"a context of {self.context} tokens is beyond the {self.context_limit} of the model")
@@ -169,7 +170,3 @@ def _resident_bytes(matrix: PackedMatrix, activations: Activations) -> int:
 def runtime_bytes(layers: int, vocab: int = USUAL_VOCABULARY) -> int:
     """Bytes a process takes to run a model, beside weights, pool and staging."""
     return _HEAP_BYTES + CODE_BYTES + layers * _LAYER_BYTES + vocab * _TOKEN_BYTES
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"

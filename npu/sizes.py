@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-__all__ = ["parse_size"]
+__all__ = ["format_size", "parse_size"]
 
 _UNITS = {
     "B": 1,
@@ -41,3 +41,8 @@ def parse_size(text: str) -> int:
     if not 1 <= size <= _LARGEST:
         raise ValueError(f"'{text}' must lie between 1 byte and 2^63 bytes")
     return size
+
+
+def format_size(size: int) -> str:
+    """A number of bytes for people: in MiB, and from a gibibyte on in GiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -7,8 +7,9 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+from npu.sizes import format_size
+
 from .command import Subparsers, add_command
-from .units import format_mib
 
 if TYPE_CHECKING:
     from npu.cache_room import CacheEntry
@@ -47,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
         listed = [_as_json(entry) for entry in entries]
         print(json.dumps({"folder": str(weights), "bytes": nbytes, "limit_bytes": limit, "entries": listed}))
         return 0
-    print(f"{weights}: {format_mib(nbytes)} of {format_mib(limit)} (ROCKPAGE_CACHE_SIZE)")
+    print(f"{weights}: {format_size(nbytes)} of {format_size(limit)} (ROCKPAGE_CACHE_SIZE)")
     for entry in entries:
         used = "in use" if entry.in_use else time.strftime("used %Y-%m-%d %H:%M", time.localtime(entry.used))
-        print(f"  {entry.folder.name:<42}{format_mib(entry.nbytes):>12}  {used}")
+        print(f"  {entry.folder.name:<42}{format_size(entry.nbytes):>12}  {used}")
     return 0
 
 

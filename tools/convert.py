@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npu.sizes import format_size
+
 from .command import Subparsers, add_command
-from .units import format_mib
 
 if TYPE_CHECKING:
     from npu.convert import Conversion
@@ -70,8 +71,8 @@ def _as_dict(done: Conversion) -> dict[str, object]:
 
 def _as_text(done: Conversion, out: str) -> str:
     lines = [
-        f"{part.tensors:5} tensors {part.type.name:6} {format_mib(part.nbytes):>12}  "
+        f"{part.tensors:5} tensors {part.type.name:6} {format_size(part.nbytes):>12}  "
         + ("copied" if part.copied else f"relative error {part.loss.relative:.2%}" if part.loss.total else "exact")
         for part in done.parts
     ]
-    return "\n".join([*lines, f"{out}: {format_mib(done.nbytes)}, from {format_mib(done.source_bytes)}"])
+    return "\n".join([*lines, f"{out}: {format_size(done.nbytes)}, from {format_size(done.source_bytes)}"])

@@ -6,9 +6,11 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from npu.sizes import format_size
+
 from .command import Subparsers, add_command
 from .engine_options import add_model_option, model_path
-from .units import format_mib, parse_size
+from .units import parse_size
 
 if TYPE_CHECKING:
     from npu.memory_plan import MemoryPlan
@@ -216,7 +218,7 @@ def _as_text(plan: MemoryPlan, obstacles: list[str]) -> str:
         f"{geometry.layers} layers, {geometry.kv_heads} KV heads of {geometry.head_dim}, fp16: "
         f"{geometry.bytes_per_token / 2**10:.1f} KiB a token, {geometry.block_bytes / 2**10:.1f} KiB a block",
         "",
-        *(f"{name:<24}{format_mib(size):>16}" for name, size in sizes),
+        *(f"{name:<24}{format_size(size):>16}" for name, size in sizes),
         "",
         f"{'sessions at once':<24}{'paged':>8}{'preallocated':>16}",
         *(

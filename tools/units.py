@@ -1,4 +1,4 @@
-"""Sizes on the command line, read strictly and written in MiB."""
+"""Sizes on the command line, read strictly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from npu import sizes
 
-__all__ = ["format_mib", "parse_size"]
+__all__ = ["parse_size"]
 
 
 def parse_size(text: str) -> int:
@@ -19,8 +19,3 @@ def parse_size(text: str) -> int:
         return sizes.parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def format_mib(size: int) -> str:
-    """A size for people: MiB with one decimal."""
-    return f"{size / 2**20:.1f} MiB"

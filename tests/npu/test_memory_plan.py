@@ -67,13 +67,13 @@ def test_the_sum_decides() -> None:
     assert not short.fits
     # One byte is short, so the largest pool is one block smaller: 511 * 384 KiB = 191.6 MiB.
     assert short.pool_limit_bytes == 511 * 384 * 1024
-    assert short.obstacles() == ["1800.0 MiB are needed and 1800.0 MiB are there: a pool of 191.6 MiB would fit"]
+    assert short.obstacles() == ["1.76 GiB are needed and 1.76 GiB are there: a pool of 191.6 MiB would fit"]
 
 
 def test_no_pool_fits_beside_weights_that_are_too_large() -> None:
     tiny = plan(ram=1000 * MIB)
     assert tiny.pool_limit_bytes == 0
-    assert tiny.obstacles() == ["1800.0 MiB are needed and 1000.0 MiB are there: no pool would fit"]
+    assert tiny.obstacles() == ["1.76 GiB are needed and 1000.0 MiB are there: no pool would fit"]
 
 
 def test_a_pool_below_one_block_is_an_obstacle() -> None:

@@ -72,7 +72,7 @@ def test_a_cache_that_is_not_there_is_empty(
     monkeypatch.delenv("ROCKPAGE_CACHE_SIZE", raising=False)
     for arguments in ([], ["--clear"]):
         outcome = run_here(capsys, "cache", *arguments)
-        assert outcome.out == f"{tmp_path}/none/rockpage/weights: 0.0 MiB of 4096.0 MiB (ROCKPAGE_CACHE_SIZE)\n"
+        assert outcome.out == f"{tmp_path}/none/rockpage/weights: 0.0 MiB of 4.00 GiB (ROCKPAGE_CACHE_SIZE)\n"
     assert not (tmp_path / "none").exists()
 
 

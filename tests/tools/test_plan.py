@@ -36,7 +36,7 @@ def test_plan_answers_in_json_and_by_status(capsys: pytest.CaptureFixture[str]) 
     answer = json.loads(capsys.readouterr().out)
     assert answer["fits"] is False
     assert answer["obstacles"] == [
-        f"{answer['needed_bytes'] / 2**20:.1f} MiB are needed and 1024.0 MiB are there: no pool would fit"
+        f"{answer['needed_bytes'] / 2**30:.2f} GiB are needed and 1.00 GiB are there: no pool would fit"
     ]
 
 
