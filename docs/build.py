@@ -106,9 +106,10 @@ def build(output: Path, documented: Sequence[str] = DOCUMENTED, front: Path = HE
 
     @pass_context
     def linkify(context: Context, code: str, namespace: str = "", shorten: bool = True) -> Markup:
-        linked = render_helpers.linkify(context, DEFINED_IN.sub(r"\1\2", code), namespace, shorten)
+        # As plain strings: a Markup would escape what is put into it.
+        linked = render_helpers.linkify(context, DEFINED_IN.sub(r"\1\2", str(code)), namespace, shorten)
         is_docstring = not shorten  # signatures are shortened, texts are not
-        return Markup(linker.link(context["module"].modulename, linked)) if is_docstring else linked  # noqa: S704 - ours
+        return Markup(linker.link(context["module"].modulename, str(linked))) if is_docstring else linked  # noqa: S704 - ours
 
     render.configure(docformat="google", template_directory=HERE, show_source=False)
     render.env.filters["linkify"] = linkify

@@ -86,3 +86,19 @@ def test_names_lead_to_their_pages(shop: list[str], link: str, tmp_path: Path) -
 def test_a_name_that_is_not_there_fails_the_build(shop: list[str], tmp_path: Path) -> None:
     with pytest.raises(DanglingNames, match=rf"{shop[0]}: (Plane\.polish|{shop[1]}\.Chisel)$"):
         build(tmp_path / "out", shop, tmp_path / "front.md")
+
+
+def test_an_annotation_leads_to_the_package_that_its_class_is_imported_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        '"""Counts."""\nfrom hostcache import PagedKVCache\n__all__ = ["count"]\n'
+        'def count(cache: PagedKVCache) -> int:\n    """Count its blocks."""\n'
+    )
+    (tmp_path / "bench_counts.py").write_text(source)
+    (tmp_path / "front.md").write_text("# Counts")
+    monkeypatch.syspath_prepend(tmp_path)
+    build(tmp_path / "out", ["hostcache", "bench_counts"], tmp_path / "front.md")
+    page = (tmp_path / "out" / "bench_counts.html").read_text()
+    assert '<a href="hostcache.html#PagedKVCache">hostcache.PagedKVCache</a>' in page
+    assert "&lt;/span&gt;" not in page
