@@ -65,14 +65,14 @@ class Region:
                 self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
         except (OSError, ValueError, OverflowError) as error:
             self._refuse(f"mmap said: {error}", budget)
-        whole = np.frombuffer(self._map, dtype=np.uint8)
-        start = -whole.__array_interface__["data"][0] % HUGE_PAGE if fd is None else 0
-        self.buffer: NDArray[np.uint8] = whole[start : start + nbytes]
+        address = np.frombuffer(self._map, dtype=np.uint8).__array_interface__["data"][0]
+        self._start = -address % HUGE_PAGE if fd is None else 0
+        self.buffer = self._usable()
         self.huge_pages = self._advise_huge_pages()
         if fd is None:
             with contextlib.suppress(OSError):  # a kernel that cannot: the child has a copy, as of all other memory
                 self._map.madvise(MADV_WIPEONFORK)
-        self._populate(start, budget)
+        self._populate(budget)
 
     @classmethod
     def anonymous(cls, nbytes: int) -> Region:
@@ -114,11 +114,14 @@ class Region:
         try:
             self._map.close()
         except BufferError as error:
-            self.buffer = np.frombuffer(self._map, dtype=np.uint8)
+            self.buffer = self._usable()
             raise RegionError("the region is still in use: drop every view of its buffer before close()") from error
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+
+    def _usable(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self._map, np.uint8, self.nbytes, self._start)
 
     def _advise_huge_pages(self) -> bool:
         if self.nbytes < HUGE_PAGE:
@@ -129,10 +132,10 @@ class Region:
             return False
         return True
 
-    def _populate(self, start: int, budget: MemoryBudget | None) -> None:
-        first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
+    def _populate(self, budget: MemoryBudget | None) -> None:
+        first_page = self._start // mmap.PAGESIZE * mmap.PAGESIZE
         try:
-            self._map.madvise(MADV_POPULATE_WRITE, first_page, start + self.nbytes - first_page)
+            self._map.madvise(MADV_POPULATE_WRITE, first_page, self._start + self.nbytes - first_page)
         except OSError as error:
             if error.errno in UNPOPULATED:
                 self._refuse(f"its pages cannot be had: {error.strerror}", budget)

@@ -87,8 +87,12 @@ def test_a_region_in_use_is_not_given_back() -> None:
     with pytest.raises(RegionError, match="still in use"):
         region.close()
     assert np.array_equal(view, np.zeros(10, np.uint8))
+    view[:] = 7
+    assert region.buffer.nbytes == 4096  # the same bytes, and not the slack around them
+    assert region.buffer[:11].tolist() == [7] * 10 + [0]
     del view
     region.close()
+    assert region.buffer.nbytes == 0
 
 
 def test_a_pool_that_would_have_its_process_killed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
