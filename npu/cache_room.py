@@ -147,7 +147,7 @@ def _describe(folder: Path) -> CacheEntry | None:
     """An entry, or None if it went away meanwhile."""
     weights = folder / WEIGHTS_FILE
     try:
-        nbytes = sum(file.stat(follow_symlinks=False).st_size for file in os.scandir(folder))
+        nbytes = sum(file.lstat().st_size for file in folder.iterdir())
         used = (weights if weights.exists() else folder).stat().st_mtime
     except OSError:
         return None
