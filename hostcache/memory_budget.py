@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["MemoryBudget", "memory_budgets", "scarcest_budget"]
+__all__ = ["MemoryBudget", "memory_budgets", "memory_cgroups", "scarcest_budget"]
 
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 _USAGE = ("memory.current", "memory.usage_in_bytes")
@@ -66,16 +66,22 @@ def _machine(root: Path) -> Iterator[MemoryBudget]:
 
 def _cgroups(root: Path) -> Iterator[MemoryBudget]:
     """The process's own cgroup and those it lies in: each limit holds for all below it."""
-    for mount, own in _memory_mounts(root):
-        for path in (own, *own.parents):
-            limit = min(_numbers(mount / path, _LIMITS), default=_UNLIMITED)
-            if limit < _UNLIMITED:
-                used = sum(_numbers(mount / path, _USAGE)) - _droppable(mount / path / "memory.stat")
-                yield MemoryBudget(f"{PurePosixPath('/') / path}", limit, max(0, limit - max(0, used)))
+    for path, folder in memory_cgroups(root):
+        limit = min(_numbers(folder, _LIMITS), default=_UNLIMITED)
+        if limit < _UNLIMITED:
+            used = sum(_numbers(folder, _USAGE)) - _droppable(folder / "memory.stat")
+            yield MemoryBudget(path, limit, max(0, limit - max(0, used)))
 
 
-def _memory_mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath]]:
-    """Where the memory controller is mounted, and the process's own cgroup below it."""
+def memory_cgroups(root: Path = Path("/")) -> Iterator[tuple[str, Path]]:
+    """The cgroups whose memory controller counts this process, its own first, then each that the one before lies in.
+
+    Args:
+        root: where `proc` and the cgroups' mounts are looked for.
+
+    Yields:
+        The cgroup's path below its mount, and the folder that shows it.
+    """
     version_1, version_2 = None, None
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
@@ -91,10 +97,12 @@ def _memory_mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath]]:
         else:
             own = version_2 if kind.startswith("cgroup2 ") else None
         if own is not None:
-            below = PurePosixPath(own)
+            absolute = PurePosixPath(own)
             # In a container the mount may begin at the container's cgroup, and the path at the host's root.
-            inside = below.is_relative_to(mounted) and ".." not in below.parts
-            yield root / mount.lstrip("/"), below.relative_to(mounted) if inside else PurePosixPath()
+            inside = absolute.is_relative_to(mounted) and ".." not in absolute.parts
+            below = absolute.relative_to(mounted) if inside else PurePosixPath()
+            for step in (below, *below.parents):
+                yield f"{PurePosixPath('/') / step}", root / mount.lstrip("/") / step
 
 
 def _table(path: Path) -> dict[str, int]:

@@ -130,7 +130,7 @@ class Engine:
             UsageError: an option is out of range.
         """
         with open_model(model) as source:
-            require_memory(source, activations, runtime=runtime, pool_bytes=pool_bytes)
+            require_memory(source, activations, runtime=runtime, pool_bytes=pool_bytes, max_rows=max_rows)
             tokenizer, template = tokenizer_of(source), template_of(source)
             decoder = Decoder.load(
                 source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir

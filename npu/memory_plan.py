@@ -9,7 +9,16 @@ from hostcache.geometry import KVGeometry
 from .sizes import format_size
 from .weights import Activations, Form, PackedMatrix, WeightsPlan
 
-__all__ = ["CODE_BYTES", "PREALLOCATED_TOKENS", "USUAL_VOCABULARY", "MemoryPlan", "resident_weights", "runtime_bytes"]
+__all__ = [
+    "CODE_BYTES",
+    "LIBRARIES_BYTES",
+    "PREALLOCATED_TOKENS",
+    "USUAL_VOCABULARY",
+    "MemoryPlan",
+    "resident_weights",
+    "runtime_bytes",
+    "step_bytes",
+]
 
 PREALLOCATED_TOKENS = 2048
 """Tokens a cache without paging sets aside for each session: what paging is compared with."""
@@ -17,13 +26,16 @@ PREALLOCATED_TOKENS = 2048
 USUAL_VOCABULARY = 49_152
 """Tokens assumed where only a geometry is known."""
 
+# Measured with ONNX Runtime 1.32, numpy 2.4, tokenizers 0.23 and CPython 3.11 on x86-64: resident memory, so that code
+# counts in full even where other processes map it too.
+
 CODE_BYTES = 60 << 20
 """Resident code of the interpreter and of all libraries: 48 to 66 MiB, since the kernel maps more of a file around a
 fault if it lies in the page cache."""
 
-# Measured with ONNX Runtime 1.32, numpy 2.4, tokenizers 0.23 and CPython 3.11 on x86-64: resident memory, so that code
-# counts in full even where other processes map it too.
-_HEAP_BYTES = 36 << 20  # the interpreter's and the libraries' own
+LIBRARIES_BYTES = CODE_BYTES + (36 << 20)
+"""The interpreter and all libraries with what they have on the heap, before there is a model."""
+
 _TOKEN_BYTES = 530  # of vocabulary and merges, in the tokenizer
 _LAYER_BYTES = 340 << 10  # a session and its graph, without weights
 
@@ -51,7 +63,7 @@ class MemoryPlan:
         ram_bytes: memory of the board.
         reserve_bytes: left to the kernel and other programs.
         weights_bytes: weights as they lie in memory after load.
-        runtime_bytes: interpreter, libraries, graphs and tokenizer.
+        runtime_bytes: interpreter, libraries, graphs, tokenizer, and what a full step computes in.
         staging_bytes: the staging arena.
         device_bytes: memory of the emulated NPU's own; a board's NPU reads the arena itself.
         pool_asked: bytes asked for the pool; it takes whole blocks of them.
@@ -99,7 +111,7 @@ class MemoryPlan:
 
     @property
     def process_bytes(self) -> int:
-        """Resident memory of the process once it has served a request."""
+        """Resident memory of the process once a step was full."""
         return self.weights_bytes + self.runtime_bytes + self.staging_bytes + self.device_bytes + self.pool_bytes
 
     @property
@@ -168,5 +180,16 @@ def _resident_bytes(matrix: PackedMatrix, activations: Activations) -> int:
 
 
 def runtime_bytes(layers: int, vocab: int = USUAL_VOCABULARY) -> int:
-    """Bytes a process takes to run a model, beside weights, pool and staging."""
-    return _HEAP_BYTES + CODE_BYTES + layers * _LAYER_BYTES + vocab * _TOKEN_BYTES
+    """Bytes a process takes to run a model, beside weights, pool, staging and steps."""
+    return LIBRARIES_BYTES + layers * _LAYER_BYTES + vocab * _TOKEN_BYTES
+
+
+def step_bytes(hidden: int, ffn: int, rows: int) -> int:
+    """Bytes of the buffers between graphs and of their temporaries, which stay with the process after a full step.
+
+    Args:
+        hidden: width of the residual stream.
+        ffn: width of the gated MLP.
+        rows: most tokens of a step.
+    """
+    return rows * 4 * (11 * hidden + 8 * ffn)

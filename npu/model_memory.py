@@ -9,10 +9,11 @@ from pathlib import Path
 from hostcache.errors import RegionError
 from hostcache.geometry import KVGeometry
 from hostcache.memory_budget import scarcest_budget
+from hostcache.scheduler_config import SchedulerConfig
 
 from .checks import check_geometry
 from .emulated import arena_bytes
-from .memory_plan import MemoryPlan, resident_weights, runtime_bytes
+from .memory_plan import LIBRARIES_BYTES, MemoryPlan, resident_weights, runtime_bytes, step_bytes
 from .model import ModelConfig
 from .source import ModelSource
 from .weights import Activations, plan_weights
@@ -39,7 +40,7 @@ def plan_geometry(
         geometry: shape of the model's KV cache.
         heads: query heads of the model.
         weights_bytes: weights as they lie in memory after load.
-        runtime_bytes: interpreter, libraries, graphs and tokenizer.
+        runtime_bytes: interpreter, libraries, graphs, tokenizer, and what a full step computes in.
         runtime: `"cpu"` stages nothing; `"emulated"` has an arena and the emulated NPU's copy of it, others an arena.
         pool_asked: bytes asked for the pool.
         ram_bytes: memory there is.
@@ -75,6 +76,7 @@ def plan_model(
     pool_asked: int,
     ram_bytes: int,
     reserve_bytes: int,
+    max_rows: int = SchedulerConfig.max_rows,
     context: int | None = None,
 ) -> MemoryPlan:
     """Plan for an open model; no weight is read.
@@ -86,6 +88,7 @@ def plan_model(
         pool_asked: bytes asked for the pool.
         ram_bytes: memory there is.
         reserve_bytes: of it, left to the kernel and other programs.
+        max_rows: most tokens of one step.
         context: tokens one session must be able to hold; None asks for nothing.
 
     Raises:
@@ -98,7 +101,7 @@ def plan_model(
         config.geometry,
         config.heads,
         weights_bytes=resident_weights(plan_weights(source, config, activations), activations),
-        runtime_bytes=runtime_bytes(config.layers, config.vocab),
+        runtime_bytes=runtime_bytes(config.layers, config.vocab) + step_bytes(config.hidden, config.ffn, max_rows),
         runtime=runtime,
         pool_asked=pool_asked,
         ram_bytes=ram_bytes,
@@ -108,7 +111,9 @@ def plan_model(
     )
 
 
-def require_memory(source: ModelSource, activations: Activations, *, runtime: str, pool_bytes: int) -> None:
+def require_memory(
+    source: ModelSource, activations: Activations, *, runtime: str, pool_bytes: int, max_rows: int
+) -> None:
     """Refuse a load for which memory is not there, before any is taken: later the kernel would end the process.
 
     Args:
@@ -116,6 +121,7 @@ def require_memory(source: ModelSource, activations: Activations, *, runtime: st
         activations: as it is to be loaded.
         runtime: that is to be opened; `"auto"` opens the CPU's.
         pool_bytes: asked for the pool.
+        max_rows: most tokens of one step.
 
     Raises:
         RegionError: this machine, or a cgroup that the process is in, has less left than the plan calls for.
@@ -131,8 +137,9 @@ def require_memory(source: ModelSource, activations: Activations, *, runtime: st
         pool_asked=pool_bytes,
         ram_bytes=budget.available,
         reserve_bytes=0,
+        max_rows=max_rows,
     )
-    loaded = min(_resident_bytes(), plan.runtime_bytes)  # the interpreter and libraries, which the plan counts, too
+    loaded = min(_resident_bytes(), LIBRARIES_BYTES)  # of what the plan counts, already there
     plan = replace(plan, ram_bytes=budget.available + loaded)
     if plan.needed_bytes > plan.ram_bytes:
         raise RegionError(

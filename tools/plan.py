@@ -31,6 +31,9 @@ GEOMETRY_FIELDS = ["head_dim", "kv_heads", "layers"]
 USUAL_GROUP = 8
 """Query heads per KV head if --geometry does not tell: the most among common Llama-type models (TinyLlama 1.1B)."""
 
+USUAL_EXPANSION = 6
+"""Width of the MLP over that of the heads if only --geometry is given: the most among them (Qwen2.5 1.5B, 5.8)."""
+
 EXAMPLE = """\
 rockpage plan model.gguf --ram 4GiB --pool 256MiB
 rockpage plan --geometry layers=24,kv_heads=2,head_dim=128 --weights 1.1GB"""
@@ -126,7 +129,8 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> MemoryPlan:
     from hostcache.errors import UsageError
     from hostcache.geometry import KVGeometry
-    from npu.memory_plan import runtime_bytes
+    from hostcache.scheduler_config import SchedulerConfig
+    from npu.memory_plan import runtime_bytes, step_bytes
     from npu.model_memory import plan_geometry, plan_model
     from npu.source import open_model
 
@@ -147,11 +151,13 @@ def _plan(args: argparse.Namespace) -> MemoryPlan:
     fields = dict(args.geometry)
     heads = fields.pop("heads", USUAL_GROUP * fields["kv_heads"])
     geometry = KVGeometry(**fields)
+    hidden = heads * geometry.head_dim
     return plan_geometry(
         geometry,
         heads,
         weights_bytes=args.weights,
-        runtime_bytes=runtime_bytes(geometry.layers),
+        runtime_bytes=runtime_bytes(geometry.layers)
+        + step_bytes(hidden, USUAL_EXPANSION * hidden, SchedulerConfig.max_rows),
         runtime=args.runtime,
         pool_asked=args.pool,
         ram_bytes=ram,

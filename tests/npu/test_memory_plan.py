@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hostcache.geometry import KVGeometry
-from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes
+from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes, step_bytes
 from npu.weights import Activations, Form, PackedMatrix, WeightsPlan
 
 MIB = 2**20
@@ -130,3 +130,13 @@ def test_the_runtime_grows_with_layers_and_vocabulary() -> None:
     assert 50 * MIB < base < 100 * MIB
     assert runtime_bytes(24, 0) - base == 24 * 340 * 1024
     assert runtime_bytes(0, 1000) - base == 530_000
+
+
+@pytest.mark.parametrize(
+    ("hidden", "ffn", "measured"),
+    # What processes grew by from one row to 256, with ONNX Runtime 1.32; SmolLM2-135M, Qwen2.5-0.5B, and 1.1B.
+    [(576, 1536, 18.6), (896, 4864, 49.3), (1536, 8064, 77.6)],
+)
+def test_a_full_step_takes_what_was_measured(hidden: int, ffn: int, measured: float) -> None:
+    assert step_bytes(hidden, ffn, 256) / MIB == pytest.approx(measured, rel=0.05)
+    assert step_bytes(hidden, ffn, 512) == 2 * step_bytes(hidden, ffn, 256)
