@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SETUP = Path(__file__).parents[1] / "setup.py"
+SETUP = Path(__file__).parents[2] / "setup.py"
 
 
 @pytest.fixture
