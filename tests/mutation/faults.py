@@ -8,35 +8,10 @@ file, and which test files of the ordinary suite must notice. To add one, add a 
 # fmt: off
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from .fault import group
+from .model_faults import MODEL_FAULTS
 
-__all__ = ["FAULTS", "Fault"]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One mistake.
-
-    Attributes:
-        what: what goes wrong.
-        path: the file, from the root of the checkout.
-        old: code that occurs in it exactly once.
-        new: what stands there instead.
-        tests: test files that must fail, from `tests/`.
-    """
-
-    what: str
-    path: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-
-def group(path: str, tests: str, *entries: tuple[str, str, str]) -> Iterator[Fault]:
-    for what, old, new in entries:
-        yield Fault(what, path, old, new, tuple(tests.split()))
-
+__all__ = ["FAULTS"]
 
 POOL = group(
     "hostcache/blocks.py",
@@ -285,4 +260,4 @@ WEIGHTS_CACHE = [
     ),
 ]
 
-FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *WEIGHTS_CACHE]
+FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *WEIGHTS_CACHE, *MODEL_FAULTS]

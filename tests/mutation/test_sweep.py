@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tests.mutation.faults import FAULTS, Fault
+from tests.mutation.fault import Fault
+from tests.mutation.faults import FAULTS
 from tests.mutation.sweep import ROOT, BrokenFault, planted, survivors
 
 

@@ -93,7 +93,7 @@ def reference_logits(path: Path, ids: list[int]) -> NDArray[np.float64]:
     eps, theta, d = key("attention.layer_norm_rms_epsilon"), key("rope.freq_base"), key("attention.key_length")
     slowed_by = key("rope.scaling.factor", 1.0) * weights.get("rope_freqs.weight", 1.0)
     angles = np.arange(len(ids))[:, None] * theta ** (-np.arange(0, d, 2) / d) / slowed_by
-    turns = np.exp(1j * angles)[:, None]  # one complex turn per pair
+    turns = key("rope.scaling.attn_factor", 1.0) * np.exp(1j * angles)[:, None]  # one complex number per pair
     x = weights["token_embd.weight"][ids]
 
     def norm(x: NDArray[np.float64], name: str) -> NDArray[np.float64]:

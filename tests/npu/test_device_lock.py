@@ -85,6 +85,12 @@ def test_a_killed_holder_blocks_nobody(tmp_path: Path) -> None:
         assert lock.path.read_text().startswith(f"{os.getpid()} ")
 
 
+def test_nothing_of_an_earlier_holder_is_left(tmp_path: Path) -> None:
+    (tmp_path / "rockpage-fdab0000.npu.lock").write_text("1234567 a-program-with-a-long-name-" + "x" * 50 + "\n")
+    with take(tmp_path) as lock:
+        assert lock.path.read_text() == f"{os.getpid()} {Path(sys.argv[0]).name}\n"
+
+
 def test_a_forked_child_does_not_hold_on_after_its_parent(tmp_path: Path) -> None:
     with holder(tmp_path, FORK) as other:
         assert other.stdout is not None

@@ -83,6 +83,14 @@ def test_a_stop_string_ends_the_answer_before_it(engine: Engine) -> None:
     assert len(outputs) < 8
 
 
+def test_what_only_begins_a_stop_string_comes_out_at_the_end(engine: Engine) -> None:
+    full = "".join(engine.generate("in the rain", GREEDY))
+    params = SamplingParams(max_tokens=8, ignore_eos=True, stop=(full[-2:] + "\x00",))
+    outputs = drive_one(engine, "in the rain", params)
+    assert text_of(outputs) == full
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+
 def test_an_end_token_ends_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third token is made the end token: it is reported as an id and gives no text."""
     ids = [token for output in drive_one(engine, "rain") for token in output.token_ids]

@@ -37,6 +37,8 @@ class TinyLlama:
     rope_theta: float = 10000.0
     rope_factor: float = 1.0
     """Of linear scaling."""
+    rope_attention: float = 1.0
+    """Of cos and sin, beside a scaling."""
     rope_factors: bool = False
     """Whether each pair's frequency has a divisor of its own."""
     eps: float = 1e-5
@@ -108,6 +110,7 @@ def write_tiny_llama(path: Path, model: TinyLlama = TINY) -> Path:
     if model.rope_factor != 1:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(model.rope_factor)
+        writer.add_rope_scaling_attn_factors(model.rope_attention)
     writer.add_layer_norm_rms_eps(model.eps)
     writer.add_vocab_size(model.vocab)
     _add_tokenizer(writer)
