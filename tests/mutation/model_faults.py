@@ -47,7 +47,7 @@ DECODER = [
         ("cos is not stretched", "np.cos(angles) * self.config.rope.attention", "np.cos(angles)"),
     ),
     *group(
-        "npu/engine.py",
+        "npu/model_runner.py",
         "npu/test_numerics.py",
         ("the model is not in the id", "{decoder.fingerprint}|", ""),
         ("the attention runtime is not in the id", "|attention={runtime.numerics}", ""),
@@ -168,6 +168,13 @@ SAMPLING = [
         "npu/test_logprobs.py",
         ("alternatives are not normalised", "float(logits[one]) - normaliser", "float(logits[one])"),
         ("of equal tokens the last is named", 'np.argsort(-logits[candidates], kind="stable")', 'np.argsort(logits[candidates], kind="stable")[::-1]'),
+    ),
+    *group(
+        "npu/step_guard.py",
+        "npu/test_engine_one_step.py",
+        ("two steps run at once", "if not self._lock.acquire(blocking=False):", "if False:"),
+        ("what was put off is forgotten", "self._put_off.pop(0)()", "self._put_off.pop(0)"),
+        ("an engine is closed within a step", "if self.busy:", "if False:"),
     ),
     *group(
         "npu/stream.py",

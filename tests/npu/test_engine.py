@@ -109,7 +109,7 @@ def drive_one(engine: Engine, prompt: str, params: SamplingParams = GREEDY) -> l
 
 
 def test_broken_logits_fail_one_request_and_spare_the_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = engine._decoder.forward
+    forward = engine._runner._decoder.forward
 
     def broken(*args: NDArray[np.int32]) -> NDArray[np.float32]:
         logits = forward(*args)  # type: ignore[arg-type] # passed on as they came
@@ -118,7 +118,7 @@ def test_broken_logits_fail_one_request_and_spare_the_others(engine: Engine, mon
         return logits
 
     expected = text_of(drive_one(engine, "the inn"))
-    monkeypatch.setattr(engine._decoder, "forward", broken)
+    monkeypatch.setattr(engine._runner._decoder, "forward", broken)
     bad, good = engine.add_request("rain", GREEDY), engine.add_request("the inn", GREEDY)
     outputs = drive(engine)
     assert outputs[bad][-1].finish_reason is FinishReason.FAILED
