@@ -79,7 +79,7 @@ def random_texts(count: int, seed: int = 5) -> list[str]:
         lambda: draw.choice(("'s", "'LL", "'Ve", "e\u0301", "\u0323a\u0302", "가", "가", "ﬁ", "½", "٣", "\u2581")),
         lambda: chr(draw.randrange(0x20, 0x250)),
         lambda: chr(draw.choice((draw.randrange(0xD800), draw.randrange(0xE000, 0x110000)))),
-        lambda: draw.choice(("...", "!!", "<|", "|>", "<0x0A>", "\u200d", "\ufeff", "\x00", "#")),
+        lambda: draw.choice(("...", "!!", "<|", "|>", "<0x0A>", "\u200d", "\ufeff", "\x00", "#", " spindles")),
     ]
     return ["".join(draw.choice(parts)() for _ in range(draw.randrange(1, 24))) for _ in range(count)]
 
