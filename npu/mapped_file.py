@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import stat
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from hostcache.errors import BadModelFile, UsageError
 
-__all__ = ["MappedFile", "file_identity", "release_mappings"]
+__all__ = ["MappedFile", "file_identity", "open_regular_file", "release_mappings"]
 
 
 class MappedFile:
@@ -34,16 +35,12 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            # Without O_NONBLOCK, opening a FIFO that nobody writes to would wait for ever.
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"cannot open model file {path}: {reason}", path=str(path), reason=reason) from error
+        fd = open_regular_file(path)
+        if fd is None:
+            reason = os.strerror(errno.ENOENT)
+            raise UsageError(f"cannot open model file {path}: {reason}", path=str(path), reason=reason)
         try:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"model {path} is not a regular file; give the path of a .gguf file", path=str(path))
             if status.st_size == 0:  # mmap refuses empty files
                 raise BadModelFile(f"{path}: the file is empty; fetch it again", path=str(path), size=0)
             self.mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
@@ -77,6 +74,31 @@ class MappedFile:
     def close(self) -> None:
         """Refuse further use; the mapping goes with this object and the last view. Safe to call twice."""
         self._bytes = None
+
+
+def open_regular_file(path: Path) -> int | None:
+    """Open a regular file of a model for reading; nothing else that the path may name is opened, or waited for.
+
+    Returns:
+        A file descriptor, the caller's own; None when there is no such file.
+
+    Raises:
+        UsageError: it cannot be opened, or is not a regular file.
+    """
+    try:
+        # Without O_NONBLOCK, opening a FIFO that nobody writes to would wait for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot open model file {path}: {reason}", path=str(path), reason=reason) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UsageError(
+            f"{path} is not a regular file; give the path of a .gguf file or of a model folder", path=str(path)
+        )
+    return fd
 
 
 def file_identity(status: os.stat_result) -> tuple[int, int, int]:
