@@ -283,6 +283,20 @@ def test_a_hostile_expression_stays_cheap() -> None:
     assert time.process_time() - started < 2
 
 
+@pytest.mark.parametrize(
+    ("grammar", "answer"),
+    [
+        ('start: /a+/ "a"', "a"),
+        ('start: "x" /a+/ /a+/', "xaa"),
+        ('%llguidance {"no_forcing": false}\nstart: /a+/ /a+/', "a"),
+        ("start: (/a+/){2,10000}", "a"),
+    ],
+)
+def test_a_text_that_has_no_end_is_not_looked_for(grammar: str, answer: str) -> None:
+    """The first terminal takes every `a` there is, and the second waits for one."""
+    assert follows(COMPILER.constraint(Structure.lark(grammar)), answer) == tokens("a")
+
+
 @pytest.mark.parametrize("options", [[], "yes", ["yes", ""], ["yes", 3]])
 def test_choices_are_texts(options: list[str]) -> None:
     with pytest.raises(UsageError, match="non-empty texts"):
