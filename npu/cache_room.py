@@ -70,7 +70,7 @@ def open_in_use(path: Path) -> io.BufferedReader:
     Raises:
         OSError: the file is not there, or is being removed, or its file system knows no locks.
     """
-    file = path.open("rb")
+    file = open(path, "rb", opener=_at_once)  # noqa: SIM115 - the caller's own
     try:
         fcntl.flock(file, fcntl.LOCK_SH)  # waits for a removal that is under way, and for nothing longer
         if os.fstat(file.fileno()).st_nlink == 0:
@@ -104,7 +104,7 @@ def writing(weights: Path) -> Iterator[None]:
     Raises:
         OSError: the folder cannot be written, or its file system knows no locks.
     """
-    with (weights / "lock").open("wb") as lock:
+    with open(weights / "lock", "wb", opener=_at_once) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when we are done or dead
         yield
 
@@ -143,6 +143,11 @@ def clear(weights: Path) -> None:
             make_room(weights, 0, 0)
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe in its place is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
+
 def _describe(folder: Path) -> CacheEntry | None:
     """An entry, or None if it went away meanwhile."""
     weights = folder / WEIGHTS_FILE
@@ -168,7 +173,7 @@ def _claimed(folder: Path) -> Iterator[bool]:
     """Whether nobody uses an entry; if so, nobody can begin to before the context ends."""
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context((folder / WEIGHTS_FILE).open("rb"))
+            file = stack.enter_context(open(folder / WEIGHTS_FILE, "rb", opener=_at_once))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             unused = True
         except FileNotFoundError:  # what a killed process left

@@ -18,14 +18,16 @@ import hashlib
 import io
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hostcache.errors import BadModelFile, UsageError
+from hostcache.errors import BadModelFile, RockpageError, UsageError
 
 from .cache_room import cache_limit, make_room, open_in_use, writing
+from .folder_files import read_object
 from .mapped_file import MappedFile, file_identity
 from .onnx_graph import WEIGHTS_FILE
 from .source import ModelSource
@@ -37,6 +39,7 @@ FORM_VERSION = 1
 """Part of the cache's key and of a decoder's `numerics`: raise it whenever a file's content or a graph changes."""
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_DIGEST = re.compile(f"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")  # in hex; it becomes the name of a folder
 _READ_BYTES = 1 << 20
 
 
@@ -177,10 +180,11 @@ def _file_digest(model: MappedFile, cache_dir: Path) -> str:
     real = os.path.realpath(model.path)
     note = cache_dir / "digests" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
     known = {"path": real, "identity": list(model.identity)}
-    with contextlib.suppress(OSError, ValueError):  # not noted yet, or not readable: it is computed again
-        noted = json.loads(note.read_bytes())
-        if isinstance(noted, dict) and isinstance(noted.get("sha256"), str) and noted == {**noted, **known}:
-            return str(noted["sha256"])
+    with contextlib.suppress(RockpageError):  # not readable: it is computed again, as if it had not been noted yet
+        noted = read_object(note) or {}
+        noted_digest = noted.get("sha256")
+        if noted == {**noted, **known} and isinstance(noted_digest, str) and _DIGEST.fullmatch(noted_digest):
+            return noted_digest
     with _open_again(model) as file:
         digest = _hash(file, model.size).hex()
     with contextlib.suppress(OSError):

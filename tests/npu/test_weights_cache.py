@@ -173,7 +173,9 @@ def test_another_file_at_the_same_path_has_another_digest(tiny: GGUFFile, tmp_pa
         model_digest(tiny, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", "{}", '{"path": 1, "identity": [], "sha256": "0"}', "\udcff"])
+@pytest.mark.parametrize(
+    "note", ["", "{", "[]", "{}", '{"path": 1, "identity": [], "sha256": "0"}', "\udcff", "[" * 100_000]
+)
 def test_a_damaged_note_is_not_believed(tiny: GGUFFile, tmp_path: Path, note: str) -> None:
     expected = model_digest(tiny, tmp_path / "cache")
     (path,) = (tmp_path / "cache" / "digests").iterdir()
@@ -182,12 +184,29 @@ def test_a_damaged_note_is_not_believed(tiny: GGUFFile, tmp_path: Path, note: st
     assert json.loads(path.read_bytes())["sha256"] == expected
 
 
-@pytest.mark.parametrize("digest", [None, 7])
-def test_a_note_without_a_digest_is_not_believed(tiny: GGUFFile, tmp_path: Path, digest: int | None) -> None:
+@pytest.mark.parametrize(
+    "digest", [None, 7, "", "0" * 63, "0" * 63 + "/", "0" * 63 + "\n", "\0" * 64, "../" * 21 + "x"]
+)
+def test_a_note_without_a_digest_is_not_believed(tiny: GGUFFile, tmp_path: Path, digest: object) -> None:
+    """It becomes the name of a folder, which must not be another's."""
     expected = model_digest(tiny, tmp_path / "cache")
     (path,) = (tmp_path / "cache" / "digests").iterdir()
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "sha256": digest}))
     assert model_digest(tiny, tmp_path / "cache") == expected
+
+
+@pytest.mark.parametrize("name", ["digests/*.json", "weights/lock", "weights/*/weights.bin"])
+def test_a_pipe_in_the_cache_is_not_waited_for(tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path, name: str) -> None:
+    def load() -> tuple[str, bytes]:
+        digest = model_digest(tiny, tmp_path / "cache")
+        with weights_folder(tiny, plan, digest, "int8", tmp_path / "cache") as folder:
+            return digest, (folder / WEIGHTS_FILE).read_bytes()
+
+    expected = load()
+    (path,) = (tmp_path / "cache").glob(name)
+    path.unlink()
+    os.mkfifo(path)
+    assert load() == expected
 
 
 def test_an_unwritable_cache_only_costs_time(tiny: GGUFFile, tmp_path: Path) -> None:
