@@ -15,7 +15,7 @@ from hostcache.errors import BadModelFile, UnsupportedModel, UsageError
 
 from .folder_files import read_object, read_text
 from .hf_tokenizer import special_texts_of_folder
-from .messages import ROLES, Message, check_messages, join_parts, template_form
+from .messages import ROLES, Message, check_beside, check_messages, join_parts, template_form
 from .stand_ins import StandIns, map_texts
 from .tokenizer import Tokenizer, refuse_surrogates
 from .vocabulary import Metadata, special_texts
@@ -132,12 +132,13 @@ class ChatTemplate:
             variables: more that a template of this family looks at, such as `enable_thinking`.
 
         Raises:
-            UsageError: a message is malformed, or the template refuses the conversation or fails on it.
+            UsageError: an argument is malformed, or the template refuses the conversation or fails on it.
             BadModelFile: the source is not a Jinja2 template.
             ModelError: the template reaches outside its sandbox.
             MissingExtra: `jinja2` is not installed.
         """
         check_messages(messages)
+        check_beside(tools, documents, variables)
         if tools is not None and self._for_tools is not self:
             return self._for_tools.render(
                 messages,
@@ -247,6 +248,8 @@ def encode_chat(
         >>> ids.tolist().count(2)  # <|im_end|>: the template's, not the message's
         1
     """
+    check_messages(messages)
+    check_beside(tools, documents, variables)
     texts: list[str] = []
 
     def collect(text: str) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -208,6 +209,9 @@ def test_a_file_without_template_says_what_to_use() -> None:
     ("messages", "problem"),
     [
         ([], "no messages"),
+        (None, "messages are None"),
+        ("hi", "messages are 'hi'"),
+        ({"role": "user", "content": "x"}, "a conversation is a list of them"),
         (["hi"], "message 0 is 'hi'"),
         ([user(), {"role": "root", "content": "x"}], "message 1 has role 'root'"),
         ([{"content": "x"}], "role None"),
@@ -222,6 +226,28 @@ def test_a_file_without_template_says_what_to_use() -> None:
 def test_malformed_messages_are_refused_by_place(messages: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)):
         template(PLAIN).render(messages)
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        encode_chat(TOY, template(PLAIN), messages)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"tools": 5}, "tools are 5; pass a list of mappings"),
+        ({"tools": {"name": "f"}}, "tools are {'name': 'f'}"),
+        ({"tools": ["f"]}, "tools are ['f']"),
+        ({"documents": "text"}, "documents are 'text'"),
+        ({"documents": [None]}, "documents are [None]"),
+        ({"variables": ["enable_thinking"]}, "variables are ['enable_thinking']; pass a mapping from names"),
+        ({"variables": {1: 2}}, "variables are {1: 2}"),
+        ({"variables": np.zeros(2)}, "variables are array([0., 0.])"),
+    ],
+)
+def test_what_stands_beside_the_messages_is_checked_too(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        template(PLAIN).render([user()], **options)
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        encode_chat(TOY, template(PLAIN), [user()], **options)
 
 
 def test_an_assistant_may_call_tools_instead_of_speaking() -> None:
