@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,7 +35,7 @@ class Scheduler:
     none runs, the next step admits one or fails one; `schedule` checks it.
 
     Args:
-        cache: the pool and its bytes.
+        cache: the pool and its bytes; nobody else keeps blocks of it over a step.
         prefix: the prefix cache over the same pool.
         config: limits.
 
@@ -59,7 +60,7 @@ class Scheduler:
         self._cache = cache
         self._pool = cache.pool
         self._prefix = prefix
-        self._next_id = 0
+        self._ids = itertools.count(1)
         self._in_flight: StepPlan | None = None
 
     @property
@@ -107,7 +108,7 @@ class Scheduler:
                 total=self._pool.total,
             )
         buffer = self._buffer(tokens, len(tokens) + (room if max_tokens is None else max_tokens))
-        request = Request(self._take_id(), buffer, len(tokens), len(tokens), namespace, self._cache.table())
+        request = Request(next(self._ids), buffer, len(tokens), len(tokens), namespace, self._cache.table())
         self.waiting.append(request)
         return request
 
@@ -136,7 +137,7 @@ class Scheduler:
                 limit=limit,
             )
         child = Request(
-            self._take_id(),
+            next(self._ids),
             self._buffer(parent.tokens, limit),
             parent.length,
             parent.prompt_length,
@@ -161,6 +162,7 @@ class Scheduler:
 
         Raises:
             UsageError: the previous step is still in flight.
+            RockpageError: nothing can go on, and blocks are missing that no request holds.
         """
         if self._in_flight is not None:
             raise UsageError("the previous step was neither committed nor rolled back")
@@ -231,10 +233,6 @@ class Scheduler:
         buffer[: len(tokens)] = tokens
         return buffer
 
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
-
     def _fill_step(self, chunks: list[Chunk]) -> None:
         """Choose what the next step computes."""
         preemptions = self.stats.preemptions
@@ -258,7 +256,7 @@ class Scheduler:
         if had_work and not chunks and not ended and not self._pool.fenced:
             raise RockpageError(
                 f"no progress: {len(self.waiting)} requests wait, {len(self.running)} run, "
-                f"{self._pool.available} of {self._pool.total} blocks available; this is a bug in the scheduler"
+                f"{self._pool.available} of {self._pool.total} blocks are available and no request holds the others"
             )
 
     def _take_chunk(self, request: Request, rows: int, chunks: list[Chunk]) -> int:

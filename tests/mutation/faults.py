@@ -112,7 +112,7 @@ PREFIX = group(
 
 SCHEDULER = group(
     "hostcache/scheduler.py",
-    "hostcache/test_scheduler.py hostcache/test_shadow_oracle.py",
+    "hostcache/test_scheduler.py hostcache/test_scheduler_fork.py hostcache/test_shadow_oracle.py",
     ("a block is published before it is full", "range(request.published, request.computed // size)", "range(request.published, -(-request.computed // size))"),
     ("admission ignores what the running will need", "if needed + reserved > self._pool.available:", "if needed > self._pool.available:"),
     ("admission leaves nothing free", "reserved += max(1, int(self._pool.total * self.config.watermark))", "pass"),
