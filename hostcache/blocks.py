@@ -257,7 +257,7 @@ class Fence:
             for block in blocks:
                 pool._raise_fence(int(block))
                 self._blocks.append(int(block))
-        except BlockStateError:
+        except BaseException:  # ids may come from anywhere, a generator that raises included
             self.release()
             raise
 

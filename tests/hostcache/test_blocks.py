@@ -127,6 +127,8 @@ def test_a_fence_that_cannot_hold_all_its_blocks_holds_none() -> None:
     pool.allocate(1)
     with pytest.raises(BlockStateError):
         pool.fence([0, 1])
+    with pytest.raises(IndexError):
+        pool.fence([0, 2])
     pool.release(0)
     assert pool.free == 2
 

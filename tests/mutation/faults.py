@@ -39,8 +39,8 @@ POOL = group(
     ("the first of two fences lets a block go", "self._fences[block] -= 1", "self._fences[block] = 0"),
     (
         "a failed fence keeps what it had",
-        "        except BlockStateError:\n            self.release()\n",
-        "        except BlockStateError:\n",
+        "            self.release()\n            raise\n",
+        "            raise\n",
     ),
     (
         "a forgotten block is lost",
