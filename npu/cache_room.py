@@ -140,7 +140,8 @@ def clear(weights: Path) -> None:
     """
     if weights.exists():
         with writing(weights):
-            make_room(weights, 0, 0)
+            for entry in entries_of(weights):
+                _remove(entry.folder)
 
 
 def _at_once(path: str, flags: int) -> int:

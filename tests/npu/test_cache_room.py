@@ -172,6 +172,9 @@ def test_what_killed_processes_left_counts_and_goes(cache: Cache) -> None:
     assert cache.letters == "bcd"
     assert not (cache.weights / "half").exists()
     assert not (cache.weights / "empty").exists()
+    (cache.weights / "empty").mkdir()
+    clear(cache.weights)
+    assert os.listdir(cache.weights) == ["lock"]
 
 
 def test_who_comes_while_an_entry_is_removed_writes_it_anew(cache: Cache) -> None:
