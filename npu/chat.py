@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROLES", "ChatTemplate", "Message", "encode_chat", "turn_ends"]
 
-_SOURCE_LIMIT = 1 << 20  # characters; real templates are below 32 KiB
+_SOURCE_LIMIT = 1 << 16  # characters; real templates are below 32 KiB, and compiling as many takes up to a second
 _PROBE = "\U0010fffd"  # in place of a message's text; no template writes it
 
 
@@ -61,7 +62,7 @@ class ChatTemplate:
 
         Raises:
             UnsupportedModel: the file has none.
-            BadModelFile: it is not a text, or one of more than a mebibyte.
+            BadModelFile: it is not a text, or one of more than 65536 characters.
         """
         key = "tokenizer.chat_template"
         return cls._from_texts(
@@ -78,7 +79,7 @@ class ChatTemplate:
 
         Raises:
             UnsupportedModel: the folder has none.
-            BadModelFile: it is not a text, or one of more than a mebibyte, or another file is damaged.
+            BadModelFile: it is not a text, or one of more than 65536 characters, or another file is damaged.
         """
         folder = Path(folder)
         texts: dict[str, object] = {
@@ -160,6 +161,12 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+
+    def one_budget(self) -> AbstractContextManager[None]:
+        """Let all renderings of a block share what otherwise each of them may use."""
+        from .jinja_sandbox import one_budget  # noqa: PLC0415 - needs an optional extra
+
+        return one_budget()
 
     @functools.cached_property
     def behind_answer(self) -> str:
@@ -266,9 +273,6 @@ def encode_chat(
             variables=variables,
         )
 
-    plain = render(collect, collect)
-    stand_ins = StandIns(texts, avoid=plain)
-
     def mark_control(text: str) -> str:
         return "".join(
             piece if token is None else piece + stand_ins.mark(tokenizer.decode([token], special=True))
@@ -278,16 +282,19 @@ def encode_chat(
     def controls(text: str) -> list[int | None]:
         return [token for _, token in tokenizer.split_control(text)]
 
-    try:
-        marked: str | None = render(stand_ins.mark, mark_control)
-    except UsageError:  # the template accepted the text itself: it looks into it
-        marked = None
-    if marked is None or stand_ins.unmark(marked) != plain:
-        own, marked = marked, render(mark_control, mark_control)
-        if own is not None and controls(own) != controls(marked):
-            raise UsageError(
-                "the model's chat template writes other control tokens for other texts of the same messages, so that"
-                " its own cannot be told from forged ones; change the messages, or use --prompt without --chat"
-            )
+    with template.one_budget():
+        plain = render(collect, collect)
+        stand_ins = StandIns(texts, avoid=plain)
+        try:
+            marked: str | None = render(stand_ins.mark, mark_control)
+        except UsageError:  # the template accepted the text itself: it looks into it
+            marked = None
+        if marked is None or stand_ins.unmark(marked) != plain:
+            own, marked = marked, render(mark_control, mark_control)
+            if own is not None and controls(own) != controls(marked):
+                raise UsageError(
+                    "the model's chat template writes other control tokens for other texts of the same messages, so"
+                    " that its own cannot be told from forged ones; change the messages, or use --prompt without --chat"
+                )
     pieces = ((stand_ins.unmark(text), control) for text, control in tokenizer.split_control(marked))
     return np.array(tokenizer.encode_pieces(pieces), dtype=np.int32)

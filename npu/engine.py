@@ -203,8 +203,9 @@ class Engine:
         """
         if self._template is None:
             raise UsageError("this model has no chat template: give the whole prompt as text")
-        self.tokenizer.eos_ids |= turn_ends(self.tokenizer, self._template)
-        return encode_chat(self.tokenizer, self._template, messages, **options)
+        with self._template.one_budget():
+            self.tokenizer.eos_ids |= turn_ends(self.tokenizer, self._template)
+            return encode_chat(self.tokenizer, self._template, messages, **options)
 
     @held_signals()
     def fork(self, request_id: int, params: SamplingParams | None = None) -> int:

@@ -157,6 +157,10 @@ def test_the_dialect_is_that_of_transformers(source: str, text: str) -> None:
         "{{ 'a' * 10000000000 }}",
         "{{ 10000000000 * [1] }}",
         "{{ 9 ** 999999999 }}",
+        # Codecs are modules, which Python imports by the name it is given.
+        "{{ 'x'.encode('idna') }}",
+        "{{ (1).to_bytes(999999999, 'big') }}",
+        "{{ messages[0].fromkeys([1]) }}",
     ],
 )
 def test_reaching_outside_the_sandbox_is_refused(source: str) -> None:
@@ -176,6 +180,8 @@ def test_reaching_outside_the_sandbox_is_refused(source: str) -> None:
         ("{% for i in range(100000) %}{{ '0123456789' * 10 }}{% endfor %}", str(OUTPUT_LIMIT)),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{% include 'x' %}", "loader"),
+        ("{{ '\\ud800' }}", "surrogates not allowed"),
+        ("{{ '%c' % 56320 }}", "surrogates not allowed"),
     ],
 )
 def test_a_templates_own_errors_are_told_to_the_user(source: str, problem: str) -> None:
@@ -190,10 +196,11 @@ def test_a_templates_own_errors_are_told_to_the_user(source: str, problem: str) 
         ("\n\n{% nonsense %}", "line 3"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "nested"),
         ("{% if 1 %}" * 200 + "{% endif %}" * 200, "nested"),
-        ("{#" + "x" * (1 << 20) + "#}", "1048576"),
+        ("{#" + "x" * (1 << 16) + "#}", "65536"),
+        ("{{ " + "9" * 5000 + " }}", "4300 digits"),
         (["a"], "not a text"),
     ],
-    ids=["expression", "tag", "parentheses", "blocks", "size", "list"],
+    ids=["expression", "tag", "parentheses", "blocks", "size", "number", "list"],
 )
 def test_what_is_no_template_is_a_bad_file(source: Any, problem: str) -> None:
     with pytest.raises(BadModelFile, match=problem):

@@ -10,7 +10,7 @@ import pytest
 from hostcache.errors import ModelError, UsageError
 from npu import template_budget
 from npu.chat import ChatTemplate
-from npu.template_budget import STEP_LIMIT
+from npu.template_budget import CPU_SECONDS, STEP_LIMIT
 
 R = "range(100000)"
 
@@ -62,11 +62,37 @@ GROWS = [
     "{{ 'x\n'|indent(999999999) }}",
     "{{ [1]|tojson(indent=999999999) }}",
     "{{ [1]|batch(999999999, 0)|first }}",
-    "{{ 1|round(999999999, 'ceil') }}",
+    "{{ 1|round(999999, 'ceil') }}",
     "{{ ('f' * 4000000)|int(base=16) }}",
     "{{ [[1]]|sum(start=[]) }}",
     "{{ 'a\tb'.expandtabs(999999999) }}",
     "{{ strftime_now('%c' * 100000) }}",
+]
+
+
+LETTERS = "{% set a = 'a' * 2000000 %}"
+# Numbers whose hashes are all 0: Python's modulus is 2**61 - 1.
+EQUAL_HASHES = (
+    "{% set t %}{% for i in range(60000) %}{{ i * 2305843009213693951 }} {% endfor %}{% endset %}"
+    "{% set n = t.split()|map('int')|list %}"
+)
+SLOW = [
+    # What looks at every element, or compares all with all, before anybody can look at the clock.
+    LETTERS + "{{ a|groupby('b') }}",
+    LETTERS + "{{ a|groupby(a) }}",
+    LETTERS + "{{ a|sort(attribute='b.c.d') }}",
+    LETTERS + "{{ a|join(attribute='b') }}",
+    LETTERS + "{{ a|unique|list }}",
+    LETTERS + "{{ a|map(attribute=a)|list }}",
+    LETTERS + "{{ a.rfind('ab' ~ 'a' * 900000) }}",
+    LETTERS + "{{ a.rsplit(sep='ab' ~ 'a' * 900000) }}",
+    LETTERS + "{{ a.rpartition('ab' ~ 'a' * 900000) }}",
+    LETTERS + "{{ a.strip('b' * 900000 ~ 'a') }}",
+    LETTERS + "{{ a|trim('b' * 900000 ~ 'a') }}",
+    LETTERS + "{% for i in range(99999) %}{% set b = [a, i] %}{% endfor %}",
+    EQUAL_HASHES + "{{ dict(n|batch(2)|list) }}",
+    EQUAL_HASHES + "{{ n|unique|list }}",
+    "{% set r = range(99999)|list %}{% for i in r %}{% set b = r + r %}{% endfor %}",
 ]
 
 
@@ -99,7 +125,7 @@ def test_the_true_limit_on_steps() -> None:
 def test_the_true_limit_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(100))  # a processor on which each look at the clock takes a second
     monkeypatch.setattr(time, "thread_time", lambda: next(ticks))
-    with pytest.raises(UsageError, match="more than 5 seconds"):
+    with pytest.raises(UsageError, match="more than 1 seconds"):
         ChatTemplate(LOOPS[0], {}).render([{"role": "user", "content": "hi"}])
 
 
@@ -107,14 +133,47 @@ def test_the_true_limit_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("source", GROWS)
 def test_what_grows_without_end_is_refused_before_it_has_grown(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert any(word in refused(source) for word in ("size", "more than", "bits", "square", "closed"))
+    assert any(word in refused(source) for word in ("size", "more than", "bits", "square", "closed", "digits"))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
     assert grown < 512 << 10
 
 
+@pytest.mark.parametrize("source", SLOW)
+def test_what_is_slow_is_ended_or_not_begun(source: str) -> None:
+    """Without a limit each of them takes ten seconds to an hour."""
+    start = time.thread_time()
+    with pytest.raises(UsageError, match=r"steps|seconds|size|characters"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+    assert time.thread_time() - start < 2 * CPU_SECONDS
+
+
+def test_searches_as_templates_need_them_are_let_through() -> None:
+    answer = "x" * 500_000 + "</think> so "
+    source = "{{ messages[0].content.rsplit('</think>', 1)[1].strip(' \n')|trim }}"
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": answer}]) == "so"
+
+
+def test_renderings_of_one_conversation_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_budget, "STEP_LIMIT", 1000)
+    template = ChatTemplate("{% for i in range(600) %}{% endfor %}", {})
+    messages = [{"role": "user", "content": "hi"}]
+    with template.one_budget():
+        template.render(messages)
+        with pytest.raises(UsageError, match="more than 1000 steps"):
+            template.render(messages)
+    assert template.render(messages) == ""
+
+
+def test_compiling_takes_nothing_of_the_time_to_render(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_budget, "CPU_SECONDS", 0.05)
+    template = ChatTemplate("{% if false %}" + "{{ a }}" * 8000 + "{% endif %}ok", {})  # takes 0.5 s to compile
+    with template.one_budget():
+        assert template.render([{"role": "user", "content": "hi"}]) == "ok"
+
+
 @pytest.mark.usefixtures("short")
 def test_the_budget_is_that_of_one_rendering() -> None:
-    template = ChatTemplate("{% for i in range(6000) %}{% endfor %}{{ messages[0].content }}", {})
+    template = ChatTemplate("{% for i in range(3000) %}{% endfor %}{{ messages[0].content }}", {})
     for _ in range(3):  # together more than the limit
         assert template.render([{"role": "user", "content": "hi"}]) == "hi"
 
