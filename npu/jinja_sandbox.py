@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from hostcache.errors import BadModelFile, MissingExtra, ModelError, UsageError
 
@@ -169,6 +169,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return count_steps(super()._parse(source, name, filename), self)
+
+    def handle_exception(self, source: str | None = None) -> NoReturn:
+        """Pass the error being handled on. The base class first compiles code for each frame of its traceback."""
+        raise
 
     @staticmethod
     def concat(pieces: Iterable[object]) -> str:

@@ -189,6 +189,14 @@ def test_a_templates_own_errors_are_told_to_the_user(source: str, problem: str) 
         template(source).render([user()])
 
 
+def test_an_error_is_told_without_rewriting_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an endless recursion that would take a second."""
+    monkeypatch.setitem(sys.modules, "jinja2.debug", None)  # importing it fails
+    for source, problem in (("{{ 1 / 0 }}", "division by zero"), ("{% if %}", "line 1")):
+        with pytest.raises((UsageError, BadModelFile), match=problem):
+            template(source).render([user()])
+
+
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
