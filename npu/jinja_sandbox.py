@@ -170,9 +170,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return count_steps(super()._parse(source, name, filename), self)
 
-    def handle_exception(self, source: str | None = None) -> NoReturn:
+    def handle_exception(self, source: str | None = None) -> NoReturn:  # noqa: ARG002 - as the base
         """Pass the error being handled on. The base class first compiles code for each frame of its traceback."""
-        raise
+        raise  # noqa: PLE0704 - whoever calls this handles it
 
     @staticmethod
     def concat(pieces: Iterable[object]) -> str:
