@@ -18,6 +18,7 @@ from npu.chat import ChatTemplate, Message, encode_chat
 from npu.gguf import GGUFFile
 from npu.jinja_sandbox import OUTPUT_LIMIT
 from npu.tokenizer import Tokenizer
+from tests.npu.hostile_templates import ESCAPES
 from tests.npu.toy_tokenizer import byte_ids, toy, toy_metadata
 
 GOLDENS = json.loads((Path(__file__).parent.parent / "goldens" / "llama_cpp_smollm2.json").read_text())["greedy"]
@@ -116,53 +117,7 @@ def test_the_dialect_is_that_of_transformers(source: str, text: str) -> None:
 # What is refused
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ ''.__class__ }}",
-        "{{ messages['__class__'] }}",
-        "{{ messages | attr('__init__') }}",
-        "{{ cycler.__init__.__globals__ }}",
-        "{{ '{0.__class__}'.format(1) }}",
-        "{{ raise_exception.__globals__ }}",
-        # From public lists of template injections (PayloadsAllTheThings, HackTricks, the advisories of Jinja2).
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ ''['__class__']['__mro__'] }}",
-        "{{ ''|attr('__class__')|attr('__mro__') }}",
-        "{{ ''|attr(['_' * 2, 'class', '_' * 2]|join) }}",
-        "{{ self.__init__.__globals__.__builtins__ }}",
-        "{{ self._TemplateReference__context.cycler.__init__.__globals__.os }}",
-        "{{ joiner.__init__.__globals__.os }}",
-        "{{ namespace.__init__.__globals__ }}",
-        "{{ dict.__class__ }}{{ dict.__base__.__subclasses__() }}",
-        "{{ range.__class__.mro() }}",
-        "{{ loop.__class__ }}{% for i in [1] %}{{ loop.__init__.__globals__ }}{% endfor %}",
-        "{% macro m() %}{% endmacro %}{{ m.__init__.__globals__ }}",
-        "{% macro m() %}{% endmacro %}{{ m._func.__code__ }}",
-        "{{ undefined_name.__init__.__globals__ }}",
-        "{{ ().__class__.__bases__[0] }}",
-        "{{ '%s'.format.__self__.__class__ }}",
-        "{{ '{0.__class__.__mro__}'.format('') }}",
-        "{{ '{a.__class__}'.format_map({'a': 1}) }}",
-        "{{ ['{0.__class__}'.format]|map('string')|first }}{{ ([1]|map(attribute='__class__')|first).mro }}",
-        "{{ [1]|map('attr', '__class__')|first }}",
-        "{{ [1]|groupby('__class__')|list|string }}",
-        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
-        "{{ namespace(__init__=1) }}",
-        "{{ (1).real.__class__ }}",
-        "{{ (messages|map(attribute='x'))|attr('gi_frame') }}",
-        "{{ messages[0].setdefault('role', 1) }}{{ messages.clear() }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update(role='system') }}",
-        "{{ 'a' * 10000000000 }}",
-        "{{ 10000000000 * [1] }}",
-        "{{ 9 ** 999999999 }}",
-        # Codecs are modules, which Python imports by the name it is given.
-        "{{ 'x'.encode('idna') }}",
-        "{{ (1).to_bytes(999999999, 'big') }}",
-        "{{ messages[0].fromkeys([1]) }}",
-    ],
-)
+@pytest.mark.parametrize("source", ESCAPES)
 def test_reaching_outside_the_sandbox_is_refused(source: str) -> None:
     messages = [user()]
     with pytest.raises(ModelError, match="sandbox"):

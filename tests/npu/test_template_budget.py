@@ -11,89 +11,7 @@ from hostcache.errors import ModelError, UsageError
 from npu import template_budget
 from npu.chat import ChatTemplate
 from npu.template_budget import CPU_SECONDS, STEP_LIMIT
-
-R = "range(100000)"
-
-
-def grow(first: str, step: str) -> str:
-    """Put a value through the same step 99 times."""
-    return f"{{% set ns = namespace(x={first}) %}}{{% for i in range(99) %}}{{% set ns.x = {step} %}}{{% endfor %}}"
-
-
-LOOPS = [
-    f"{{% for a in {R} %}}{{% for b in {R} %}}{{% endfor %}}{{% endfor %}}",
-    f"{{% set r = {R}|list %}}{{% for a in r %}}{{% for b in r if false %}}{{% endfor %}}{{% endfor %}}",
-    f"{{% for a in {R} %}}{{% for b in {R} if a == b and a != b %}}{{% endfor %}}{{% endfor %}}",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}",
-    "{% for a in [1, 2] recursive %}{% if loop.depth < 99 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
-    f"{{% for a in {R} %}}{{{{ {R}|map('string')|list|length }}}}{{% endfor %}}",
-    f"{{% for a in {R} %}}{{{{ {R}|select('odd')|select('even')|first }}}}{{% endfor %}}",
-    f"{{% set r = {R}|list %}}{{% for a in r %}}{{% if r == r|reverse|list %}}{{% endif %}}{{% endfor %}}",
-    f"{{% set r = {R}|list %}}{{{{ r|select('in', r|reverse|list)|list|length }}}}",
-    f"{{% set s = {R}|join %}}{{% for a in {R} %}}{{% if 'x' in s %}}{{% endif %}}{{% endfor %}}",
-]
-
-GROWS = [
-    grow("'x'", "ns.x + ns.x"),
-    grow("'x'", "ns.x ~ ns.x"),
-    grow("[1]", "ns.x + ns.x"),
-    grow("[1]", "[ns.x, ns.x]"),
-    grow("[1]", "(ns.x, ns.x)"),
-    grow("[1]", "{'a': ns.x, 'b': ns.x}"),
-    grow("[1]", "dict(a=ns.x, b=ns.x)"),
-    grow("9", "ns.x * ns.x"),
-    grow("'xx'", "ns.x|replace('x', ns.x)"),
-    grow("'xx'", "ns.x.replace('x', ns.x)"),
-    grow("'xx'", "ns.x.join(ns.x)"),
-    grow("'xx'", "ns.x|join(ns.x)"),
-    grow("'x'", "'%s%s' % (ns.x, ns.x)"),
-    grow("'{0}{0}'", "ns.x.format(ns.x)"),
-    "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
-    "{% macro f(x, n) %}{% if n %}{{ f(x ~ x, n - 1) }}{% endif %}{{ x }}{% endmacro %}{{ f('x', 99) }}",
-    "{{ '%999999999d' % 1 }}",
-    "{{ '%*d' % (999999999, 1) }}",
-    "{{ '%999999999d'|format(1) }}",
-    "{{ '{:>999999999}'.format(1) }}",
-    "{{ '{:>{}}'.format(1, 999999999) }}",
-    "{{ '{a:>999999999}'.format_map({'a': 1}) }}",
-    "{{ 'x'.center(999999999) }}",
-    "{{ 'x'.ljust(999999999) }}{{ 'x'.zfill(999999999) }}",
-    "{{ 'x'|center(999999999) }}",
-    "{{ 'x\n'|indent(999999999) }}",
-    "{{ [1]|tojson(indent=999999999) }}",
-    "{{ [1]|batch(999999999, 0)|first }}",
-    "{{ 1|round(999999, 'ceil') }}",
-    "{{ ('f' * 4000000)|int(base=16) }}",
-    "{{ [[1]]|sum(start=[]) }}",
-    "{{ 'a\tb'.expandtabs(999999999) }}",
-    "{{ strftime_now('%c' * 100000) }}",
-]
-
-
-LETTERS = "{% set a = 'a' * 2000000 %}"
-# Numbers whose hashes are all 0: Python's modulus is 2**61 - 1.
-EQUAL_HASHES = (
-    "{% set t %}{% for i in range(60000) %}{{ i * 2305843009213693951 }} {% endfor %}{% endset %}"
-    "{% set n = t.split()|map('int')|list %}"
-)
-SLOW = [
-    # What looks at every element, or compares all with all, before anybody can look at the clock.
-    LETTERS + "{{ a|groupby('b') }}",
-    LETTERS + "{{ a|groupby(a) }}",
-    LETTERS + "{{ a|sort(attribute='b.c.d') }}",
-    LETTERS + "{{ a|join(attribute='b') }}",
-    LETTERS + "{{ a|unique|list }}",
-    LETTERS + "{{ a|map(attribute=a)|list }}",
-    LETTERS + "{{ a.rfind('ab' ~ 'a' * 900000) }}",
-    LETTERS + "{{ a.rsplit(sep='ab' ~ 'a' * 900000) }}",
-    LETTERS + "{{ a.rpartition('ab' ~ 'a' * 900000) }}",
-    LETTERS + "{{ a.strip('b' * 900000 ~ 'a') }}",
-    LETTERS + "{{ a|trim('b' * 900000 ~ 'a') }}",
-    LETTERS + "{% for i in range(99999) %}{% set b = [a, i] %}{% endfor %}",
-    EQUAL_HASHES + "{{ dict(n|batch(2)|list) }}",
-    EQUAL_HASHES + "{{ n|unique|list }}",
-    "{% set r = range(99999)|list %}{% for i in r %}{% set b = r + r %}{% endfor %}",
-]
+from tests.npu.hostile_templates import GROWS, LOOPS, SLOW
 
 
 @pytest.fixture
@@ -140,7 +58,6 @@ def test_what_grows_without_end_is_refused_before_it_has_grown(source: str) -> N
 
 @pytest.mark.parametrize("source", SLOW)
 def test_what_is_slow_is_ended_or_not_begun(source: str) -> None:
-    """Without a limit each of them takes ten seconds to an hour."""
     start = time.thread_time()
     with pytest.raises(UsageError, match=r"steps|seconds|size|characters"):
         ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
