@@ -182,8 +182,8 @@ def _resident_bytes(matrix: PackedMatrix, activations: Activations) -> int:
 def runtime_bytes(layers: int, vocab: int = USUAL_VOCABULARY) -> int:
     """Bytes a process takes to run a model, beside weights, pool, staging and steps.
 
-    What few need is not counted: 25 MiB of llguidance if an answer follows a structure, 5 MiB of gguf if a tensor is of a
-    rarer type.
+    What few need is not counted: 25 MiB of llguidance if an answer follows a structure, 5 MiB of gguf if a tensor is of
+    a rarer type.
     """
     return LIBRARIES_BYTES + layers * _LAYER_BYTES + vocab * _TOKEN_BYTES
 

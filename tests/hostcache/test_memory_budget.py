@@ -129,6 +129,8 @@ def test_version_1_reads_what_lies_below_as_well(root: Path) -> None:
 def test_a_container_sees_its_own_cgroup_at_the_mount(root: Path, own: str) -> None:
     version_2(root, own, mounted="/docker/123")
     write(root / "sys/fs/cgroup", {"memory.max": str(3 * MIB), "memory.current": str(MIB)})
+    for other in ("docker/123", "outside"):  # a container in this one, whose path there is what ours is on the host
+        write(root / "sys/fs/cgroup" / other, {"memory.max": "1", "memory.current": "1"})
     assert memory_budgets(root) == [MACHINE, MemoryBudget("/", 3 * MIB, 2 * MIB)]
 
 

@@ -260,4 +260,49 @@ WEIGHTS_CACHE = [
     ),
 ]
 
-FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *WEIGHTS_CACHE, *MODEL_FAULTS]
+MEMORY = [
+    *group(
+        "hostcache/memory_budget.py",
+        "hostcache/test_memory_budget.py",
+        ("a parent's limit is not asked", "for step in (below, *below.parents):", "for step in (below,):"),
+        ("pages of files count as used", ' - _droppable(folder / "memory.stat")', ""),
+        ("pages of the cgroups below do not count", 'pages.get(f"total_{kind}", pages.get(kind, 0))', "pages.get(kind, 0)"),
+        ("the higher of two limits holds", "limit = min(_numbers(folder, _LIMITS)", "limit = max(_numbers(folder, _LIMITS)"),
+        ("a container looks for its path on the host", "below = absolute.relative_to(mounted) if inside else PurePosixPath()", "below = absolute.relative_to('/')"),
+    ),
+    *group(
+        "hostcache/region.py",
+        "hostcache/test_region.py",
+        ("a pool that gets its process killed is taken", "if budget is not None and nbytes > budget.available:", "if False:"),
+    ),
+    *group(
+        "npu/model_memory.py",
+        "npu/test_model_memory.py",
+        ("what is loaded counts twice", "ram_bytes=budget.available + loaded", "ram_bytes=budget.available"),
+        ("all that a process holds counts as libraries", "min(_resident_bytes(), LIBRARIES_BYTES)", "_resident_bytes()"),
+        ("what a step computes in is not planned", " + step_bytes(config.hidden, config.ffn, max_rows)", ""),
+        ("auto is refused for staging that it does not take", '"cpu" if runtime == "auto" else runtime', "runtime"),
+    ),
+    *group(
+        "npu/engine.py",
+        "npu/test_model_memory.py",
+        ("a model is loaded without asking for its memory", "            require_memory(source, activations, runtime=runtime, pool_bytes=pool_bytes, max_rows=max_rows)\n", ""),
+    ),
+    *group(
+        "npu/mapped_file.py",
+        "npu/test_mapped_file.py",
+        ("other files are released, too", "if name == real:", "if name.endswith(path.name):"),
+    ),
+    *group(
+        "npu/segments.py",
+        "npu/test_mapped_file.py",
+        ("scales stay mapped", "            release_mappings(folder / WEIGHTS_FILE)\n", ""),
+    ),
+    *group(
+        "tools/plan.py",
+        "tools/test_plan.py",
+        ("the kernel's share of a cgroup is left", "(DEFAULT_RESERVE if budget.cgroup is None else 0)", "DEFAULT_RESERVE"),
+    ),
+]
+
+FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *WEIGHTS_CACHE, *MEMORY, *MODEL_FAULTS]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from npu.decoder import Decoder
 from npu.mapped_file import release_mappings
+from npu.source import open_model
 from tests.footprint import Footprint
+from tests.npu.tiny import write_tiny_llama
 
 NBYTES = 1 << 20
 CONTENT = bytes(range(256)) * (NBYTES // 256)
@@ -45,3 +49,14 @@ def test_a_file_that_nobody_has_mapped(tmp_path: Path, name: str) -> None:
     release_mappings(tmp_path / name)
     assert kept[:4] == b"kept"
     kept.close()
+
+
+def test_a_loaded_model_holds_no_page_of_its_weights_file(tmp_path: Path) -> None:
+    before = Footprint.of_this_process().weights  # of models that other tests have not let go of
+    with open_model(write_tiny_llama(tmp_path / "tiny.gguf")) as source:
+        decoder = Decoder.load(source, cache_dir=tmp_path)
+    assert Footprint.of_this_process().weights <= before
+    tokens, rows = np.zeros(4, np.int32), np.arange(1)
+    logits = decoder.forward(tokens, tokens, rows, lambda layer, q, k, v, out: np.copyto(out, q))
+    assert np.isfinite(logits).all()
+    assert Footprint.of_this_process().weights <= before  # nor does it read any
