@@ -102,8 +102,8 @@ class Decoder:
 
         Args:
             source: the open model; it may be closed afterwards.
-            activations: `int8` quantises the inputs of products (fast; a token gets the same bits in a step of any
-                size); `fp32` keeps them (a step of one token differs from longer ones by 1e-6, relatively, where
+            activations: `int8` quantises the inputs of products (fast; on x86-64 a token gets the same bits in a step
+                of any size); `fp32` keeps them (a step of one token differs from longer ones by 1e-6, relatively, where
                 weights are quantised).
             threads: threads of a product; they never spin.
             max_rows: most tokens of one step; buffers are allocated for as many.
