@@ -69,6 +69,9 @@ class BlockTable:
         Args:
             blocks: block ids, already acquired for this table.
             tokens: tokens they hold; at most the last block is not full.
+
+        Raises:
+            UsageError: the table is not empty, or the blocks are not as many as the tokens need.
         """
         if self.blocks or len(blocks) != -(-tokens // self._pool.block_tokens):
             raise UsageError(
