@@ -45,8 +45,11 @@ from .template_steps import CONCAT, MADE, STEP, count_steps
 
 __all__ = ["OUTPUT_LIMIT", "SandboxedTemplate", "one_budget"]
 
-OUTPUT_LIMIT = VALUE_LIMIT
-"""Characters a template may give out."""
+OUTPUT_LIMIT = 1 << 20
+"""Bytes of UTF-8 a template may give out: twice the longest context of Llama-type models, 131,072 tokens of 4 bytes.
+The `tokenizers` library takes up to 170 bytes of memory for each (0.23)."""
+
+_TOO_MUCH = f"it gives out more than {OUTPUT_LIMIT} bytes"
 
 _GROWING_METHODS = frozenset({"center", "join", "ljust", "replace", "rjust", "zfill"})
 _SEARCHING_METHODS = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"})
@@ -112,10 +115,13 @@ class SandboxedTemplate:
                 for piece in self._template.generate(variables):
                     size += len(piece)
                     if size > OUTPUT_LIMIT:
-                        raise_exception(f"it gives out more than {OUTPUT_LIMIT} characters")
+                        raise_exception(_TOO_MUCH)
                     pieces.append(piece)
             text = "".join(pieces)
-            text.encode()  # a template can write half a character, which no tokenizer takes
+            if (
+                len(text.encode()) > OUTPUT_LIMIT
+            ):  # encoding also refuses halves of characters, which no tokenizer takes
+                raise_exception(_TOO_MUCH)
         except SecurityError as error:
             raise ModelError(
                 f"the model's chat template reaches outside its sandbox: {error};"
@@ -201,7 +207,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - as the base
         Budget.step()
         if operator == "**" or (
-            operator == "*" and _length(left) * _times(right) + _length(right) * _times(left) > OUTPUT_LIMIT
+            operator == "*" and _length(left) * _times(right) + _length(right) * _times(left) > VALUE_LIMIT
         ):
             raise SecurityError(f"'{operator}' would make a value of unbounded size")
         if operator == "%" and isinstance(left, str):
