@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +77,15 @@ def test_what_does_not_fit_is_refused_and_nobody_is_killed(runs: dict[str, Run])
         assert "does not fit into the memory of cgroup /" in run.err
         assert run.err.count("\n") == 1
     assert "no pool would fit" in runs["too_little"].err
+
+
+def test_the_readme_shows_this_table(runs: dict[str, Run]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    shown = readme.partition("$ .venv/bin/python -m tests.board.memory\n")[2].partition("```")[0].splitlines()
+    printed = table(runs).splitlines()
+    assert [line[:22] for line in shown] == [line[:22] for line in printed]
+    assert shown[:2] == printed[:2]  # what is set aside is no measure
+    assert shown[3][22:46] == printed[3][22:46]  # nor is who is served
 
 
 def test_the_table_has_both(runs: dict[str, Run]) -> None:
