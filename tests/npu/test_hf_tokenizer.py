@@ -246,6 +246,8 @@ def test_steps_that_are_not_known_are_refused_by_name(folder: Path, content: Any
         ("tokenizer_config.json", {"bos_token": "<|begin|>", "add_bos_token": 1}, "'add_bos_token'.* is 1"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "y"}}}, "no id or no content"),
         ("config.json", {"vocab_size": 1 << 40}, "'vocab_size' of config.json is 1099511627776"),
+        ("config.json", {"vocab_size": 1 << 17}, "of 131072 ids have no token"),
+        ("tokenizer.json", tokenizer_json({"vocab": {**VOCAB, "x": 1 << 19}}), "ids have no token"),
         ("config.json", {"eos_token_id": 5000}, "'eos_token_id' is 5000, not one of"),
     ],
 )
