@@ -12,7 +12,7 @@ C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*
 VENDOR := .venv-rknn
 VENDOR_PYTHON ?= $(shell for python in python3.12 python3.11 python3.10; do $$python -c '' 2>&- && echo $$python && break; done)
 
-.PHONY: demo test oracle lint types jobs test-vendor test-vm test-arm64 .venv-rknn clean
+.PHONY: demo test oracle lint types docs jobs test-vendor test-vm test-arm64 .venv-rknn clean
 
 demo: $(VENV)/.runs
 	@$(BIN)/rockpage demo
@@ -30,6 +30,10 @@ lint: $(VENV)/.tests
 
 types: $(VENV)/.tests
 	$(BIN)/mypy
+
+# The library's reference, from the docstrings; begin with build/docs/index.html.
+docs: $(VENV)/.tests
+	$(BIN)/python docs/build.py build/docs
 
 # What takes minutes: the wheel in clean environments, and longer sweeps.
 jobs: $(VENV)/.tests

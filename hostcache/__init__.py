@@ -4,8 +4,9 @@ from .blocks import BlockPool, Fence
 from .cache import PagedKVCache
 from .dma_heap import HeapRegion
 from .geometry import BLOCK_TOKENS, KVGeometry
+from .memory_budget import MemoryBudget, memory_budgets, scarcest_budget
 from .prefix import Namespace, PrefixCache, PrefixHit, PrefixNode
-from .region import Region, available_bytes
+from .region import Region
 from .request import FinishReason, Request, RequestState
 from .scheduler import Scheduler, SchedulerConfig, SchedulerStats
 from .step import Chunk, StepPlan
@@ -20,6 +21,7 @@ __all__ = [
     "FinishReason",
     "HeapRegion",
     "KVGeometry",
+    "MemoryBudget",
     "Namespace",
     "PagedKVCache",
     "PrefixCache",
@@ -32,5 +34,6 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerStats",
     "StepPlan",
-    "available_bytes",
+    "memory_budgets",
+    "scarcest_budget",
 ]

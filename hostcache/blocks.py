@@ -30,9 +30,21 @@ class BlockPool:
 
     Attributes:
         refs: references per block.
-        generation: per block, how often it was handed out; tells a new owner's content from an old one's.
+        generation: per block, how often it was handed out. The pool does not read it: it is for whoever keeps copies of
+            blocks from step to step, such as staged ones, to tell a new owner's content from the old one's. Sharing a
+            block, releasing it and finding it again leave the content alone, and so the number. What an owner takes
+            back and writes anew (`BlockTable.truncate`) does not show here.
         evict: set by the prefix cache; given the least recently used cached block, names the block to take
             back (that one, or one that is only reachable through it) after forgetting what it holds.
+
+    Example:
+        >>> from hostcache import BlockPool
+        >>> pool = BlockPool(total=4, block_tokens=16)
+        >>> pool.allocate(2)
+        [0, 1]
+        >>> pool.release(0)
+        >>> pool.free, pool.used
+        (3, 1)
     """
 
     def __init__(self, total: int, block_tokens: int) -> None:
@@ -245,7 +257,7 @@ class Fence:
             for block in blocks:
                 pool._raise_fence(int(block))
                 self._blocks.append(int(block))
-        except BlockStateError:
+        except BaseException:  # ids may come from anywhere, a generator that raises included
             self.release()
             raise
 

@@ -34,18 +34,23 @@ class PagedKVCache:
 
     Raises:
         UsageError: the region is smaller than one block.
+
+    Example:
+        >>> import numpy as np
+        >>> from hostcache import KVGeometry, PagedKVCache
+        >>> cache = PagedKVCache.create(KVGeometry(layers=1, kv_heads=2, head_dim=8), nbytes=1 << 20)
+        >>> table = cache.table()
+        >>> table.append(3)
+        >>> ones = np.ones((3, 2, 8), np.float32)
+        >>> cache.write(0, table.slots(0, 3), keys=ones, values=2 * ones)
+        >>> keys, values = cache.read(0, table.blocks, tokens=3)
+        >>> values[:, 0, 0].tolist()
+        [2.0, 2.0, 2.0]
     """
 
     def __init__(self, geometry: KVGeometry, region: Region) -> None:
         self.geometry = geometry
-        self.blocks = region.nbytes // geometry.block_bytes
-        if self.blocks < 1:
-            raise UsageError(
-                f"a pool of {region.nbytes} bytes does not hold one block of {geometry.block_bytes} bytes: "
-                "give it at least that much",
-                pool_bytes=region.nbytes,
-                block_bytes=geometry.block_bytes,
-            )
+        self.blocks = _whole_blocks(geometry, region.nbytes)
         self.pool = BlockPool(self.blocks, geometry.block_tokens)
         self.buffer: NDArray[np.uint8] = region.buffer
         self.rewrites = np.zeros(self.blocks, np.int64)
@@ -64,15 +69,7 @@ class PagedKVCache:
             UsageError: not even one block fits.
             RegionError: the memory is not there.
         """
-        blocks = nbytes // geometry.block_bytes
-        if blocks < 1:
-            raise UsageError(
-                f"a pool of {nbytes} bytes does not hold one block of {geometry.block_bytes} bytes: "
-                "give it at least that much",
-                pool_bytes=nbytes,
-                block_bytes=geometry.block_bytes,
-            )
-        return cls(geometry, Region.anonymous(blocks * geometry.block_bytes))
+        return cls(geometry, Region.anonymous(_whole_blocks(geometry, nbytes) * geometry.block_bytes))
 
     def table(self) -> BlockTable:
         """An empty block table over this cache."""
@@ -172,8 +169,21 @@ class PagedKVCache:
 
         Returns:
             Keys and values, fp16 `[tokens, kv_heads, head_dim]`, owned by the caller.
+
+        Raises:
+            UsageError: the layer or a block is out of range, or the blocks hold fewer tokens.
         """
+        self._check_open()
         geometry = self.geometry
+        in_range = 0 <= layer < geometry.layers and all(0 <= block < self.blocks for block in blocks)
+        if not in_range or not 0 <= tokens <= len(blocks) * geometry.block_tokens:
+            raise UsageError(
+                f"cannot read {tokens} tokens of layer {layer} from blocks {list(blocks)}: there are {geometry.layers} "
+                f"layers and {self.blocks} blocks of {geometry.block_tokens} tokens",
+                layer=layer,
+                blocks=list(blocks),
+                tokens=tokens,
+            )
         shape = (geometry.layers, 2, geometry.kv_heads, geometry.block_tokens, geometry.head_dim)
         whole = self.buffer[: self.blocks * geometry.block_bytes].view(np.float16).reshape(self.blocks, *shape)
         picked = whole[list(blocks), layer]  # a copy: [n, 2, kv_heads, block_tokens, head_dim]
@@ -194,3 +204,16 @@ class PagedKVCache:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the cache is closed: its memory has been given back")
+
+
+def _whole_blocks(geometry: KVGeometry, nbytes: int) -> int:
+    """Blocks that fit into `nbytes`, at least one."""
+    blocks = nbytes // geometry.block_bytes
+    if blocks < 1:
+        raise UsageError(
+            f"a pool of {nbytes} bytes does not hold one block of {geometry.block_bytes} bytes: "
+            "give it at least that much",
+            pool_bytes=nbytes,
+            block_bytes=geometry.block_bytes,
+        )
+    return blocks

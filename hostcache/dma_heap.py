@@ -10,7 +10,8 @@ from pathlib import Path
 
 from . import dma_buf
 from .errors import DeviceError, RegionError, UsageError
-from .region import Region, available_bytes, map_memory, meminfo_bytes
+from .memory_budget import meminfo_bytes, scarcest_budget
+from .region import Region, map_memory
 
 __all__ = ["CMA_HEAPS", "PREFERRED_HEAPS", "HeapRegion"]
 
@@ -183,19 +184,20 @@ def _take(pieces: int, piece_bytes: int, heaps: Sequence[str], directory: Path) 
         )
     said = "; ".join(f"heap {name}: {error.strerror}{_free(name)}" for name, error in refused.items())
     ways = dict.fromkeys(WAYS_OUT.get(error.errno or 0, "see the kernel's log") for error in refused.values())
+    budget = scarcest_budget()
     raise RegionError(
         f"cannot take {asked} ({said}): {'; or '.join(ways)}",
         asked=pieces * piece_bytes,
         errno={name: error.errno for name, error in refused.items()},
         cma_free=meminfo_bytes("CmaFree"),
-        available=available_bytes(),
+        available=None if budget is None else budget.available,
     )
 
 
 def _allocate(heap: Path, pieces: int, piece_bytes: int) -> list[int] | OSError:
     """All pieces from one heap, or why it gives none."""
-    available = available_bytes()
-    if heap.name not in CMA_HEAPS and available is not None and pieces * piece_bytes > available:
+    budget = scarcest_budget()
+    if heap.name not in CMA_HEAPS and budget is not None and pieces * piece_bytes > budget.available:
         return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))  # asking, the kernel would end processes to find it
     descriptors: list[int] = []
     try:

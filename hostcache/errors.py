@@ -1,12 +1,10 @@
 """Every error rockpage raises on purpose.
 
-::
-
     RockpageError
     ├── UsageError              a value the caller gave cannot be used (also a ValueError)
     │   └── RequestRefused      a request that can never fit, refused at submit
     ├── MissingExtra            an optional dependency is not installed
-    ├── RegionError             the pool's memory could not be taken
+    ├── RegionError             memory that must be there at start is not
     ├── PoolError
     │   ├── OutOfBlocks         not enough free or evictable blocks right now
     │   └── BlockStateError     a block was used against its state: a bug, never load
@@ -27,6 +25,15 @@
 
 Messages name the failing value and the way out; the same values are attributes, so that a caller
 need not parse text.
+
+Example:
+    >>> from hostcache import BlockPool
+    >>> from hostcache.errors import OutOfBlocks
+    >>> try:
+    ...     blocks = BlockPool(total=2, block_tokens=16).allocate(3)
+    ... except OutOfBlocks as error:
+    ...     print(error.values)
+    {'asked': 3, 'available': 2, 'total': 2}
 """
 
 from __future__ import annotations
@@ -85,7 +92,7 @@ class MissingExtra(RockpageError):
 
 
 class RegionError(RockpageError):
-    """The pool's memory could not be taken: asked, available, and what to change."""
+    """Memory that must be there at start is not: needed, available, and what to change."""
 
 
 class PoolError(RockpageError):

@@ -28,6 +28,16 @@ class KVGeometry:
 
     Raises:
         UsageError: a field is not a positive integer.
+
+    Example:
+        >>> from hostcache import KVGeometry
+        >>> geometry = KVGeometry(layers=24, kv_heads=2, head_dim=128)
+        >>> geometry.bytes_per_token  # 24 layers * (K and V) * 2 heads * 128 * 2 bytes
+        24576
+        >>> geometry.block_bytes  # of 16 tokens
+        393216
+        >>> geometry.blocks_for(33)
+        3
     """
 
     layers: int

@@ -111,6 +111,17 @@ class PrefixCache:
     Args:
         pool: holds the blocks; the cache becomes its evictor.
         wrap: turns a node's token bytes into its dictionary key; tests pass one with a weak hash.
+
+    Example:
+        >>> import numpy as np
+        >>> from hostcache import BlockPool, Namespace, PrefixCache
+        >>> pool = BlockPool(total=4, block_tokens=16)
+        >>> prefix, prompt, mine = PrefixCache(pool), np.arange(20, dtype=np.int32), Namespace("my model", salt="mine")
+        >>> hit = prefix.match(mine, prompt)  # of nothing, so far
+        >>> (block,) = pool.allocate(1)
+        >>> node = prefix.publish(hit.node, prompt[:16], block)  # once its KV has been computed
+        >>> prefix.match(mine, prompt).blocks, prefix.match(Namespace("my model", salt="yours"), prompt).blocks
+        ([0], [])
     """
 
     def __init__(self, pool: BlockPool, wrap: Callable[[bytes], bytes] | None = None) -> None:

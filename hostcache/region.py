@@ -8,18 +8,18 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import RegionError, UsageError
+from .memory_budget import scarcest_budget
 
 if TYPE_CHECKING:
     from .dma_heap import HeapRegion
 
-__all__ = ["Region", "available_bytes", "meminfo_bytes"]
+__all__ = ["Region"]
 
 HUGE_PAGE = 2 << 20
 """Bytes of a transparent huge page with 4 KiB base pages (x86-64, and arm64 with 4 KiB granules)."""
@@ -32,23 +32,6 @@ MADV_WIPEONFORK = 18
 
 UNPOPULATED = (errno.ENOMEM, errno.EFAULT)
 """What madvise(2) says when pages cannot be had; touching them would end the process. Else it knows no populating."""
-
-
-def meminfo_bytes(field: str, meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """One line of the kernel's account of memory, such as `CmaFree`, in bytes; None where it does not say."""
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory the kernel could give without swapping (`MemAvailable`), in bytes; None where it does not say."""
-    return meminfo_bytes("MemAvailable", meminfo)
 
 
 class Region:
@@ -191,9 +174,9 @@ def require_available(nbytes: int) -> None:
     """
     if nbytes < 1:
         raise UsageError(f"a region needs at least one byte, got {nbytes}", nbytes=nbytes)
-    available = available_bytes()
-    if available is not None and nbytes > available:
-        raise refusal(nbytes, "the kernel has less available")
+    budget = scarcest_budget()
+    if budget is not None and nbytes > budget.available:
+        raise refusal(nbytes, f"{budget.owner} has {budget.available / 2**20:.1f} MiB left")
 
 
 def map_memory(nbytes: int, fd: int | None = None) -> mmap.mmap:
@@ -213,13 +196,11 @@ def map_memory(nbytes: int, fd: int | None = None) -> mmap.mmap:
 
 def refusal(nbytes: int, why: str) -> RegionError:
     """The error for memory that cannot be had."""
-    available = available_bytes()
-    free = "unknown" if available is None else f"{available / 2**20:.0f} MiB"
+    budget = scarcest_budget()
     return RegionError(
-        f"cannot take {nbytes / 2**20:.1f} MiB for the pool ({why}; available: {free}): "
-        "ask for a smaller pool or free memory first",
+        f"cannot take {nbytes / 2**20:.1f} MiB for the pool ({why}): ask for a smaller pool or free memory first",
         asked=nbytes,
-        available=available,
+        available=None if budget is None else budget.available,
     )
 
 

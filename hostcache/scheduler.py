@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,31 +14,13 @@ from .errors import RequestFailed, RequestRefused, RockpageError, UsageError
 from .prefix import Namespace, PrefixCache
 from .request import FinishReason, Request, RequestState
 from .scheduler_config import SchedulerConfig
+from .scheduler_stats import SchedulerStats
 from .step import Chunk, StepPlan
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 
 MAX_TOKEN = 2**31 - 1
 """Tokens travel as int32: a larger id would become another one."""
-
-
-@dataclass
-class SchedulerStats:
-    """Counters since start.
-
-    Attributes:
-        steps: steps committed.
-        prompt_tokens: tokens of admitted requests, counted at each admission.
-        hit_tokens: of those, tokens the prefix cache had.
-        computed_tokens: tokens whose KV was computed.
-        preemptions: times a running request lost its blocks.
-    """
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    computed_tokens: int = 0
-    preemptions: int = 0
 
 
 class Scheduler:
@@ -53,9 +35,21 @@ class Scheduler:
     none runs, the next step admits one or fails one; `schedule` checks it.
 
     Args:
-        cache: the pool and its bytes.
+        cache: the pool and its bytes; nobody else keeps blocks of it over a step.
         prefix: the prefix cache over the same pool.
         config: limits.
+
+    Example:
+        >>> from hostcache import KVGeometry, Namespace, PagedKVCache, PrefixCache, Scheduler, SchedulerConfig
+        >>> cache = PagedKVCache.create(KVGeometry(layers=1, kv_heads=1, head_dim=64), nbytes=1 << 20)
+        >>> scheduler = Scheduler(cache, PrefixCache(cache.pool), SchedulerConfig(context_length=64))
+        >>> request = scheduler.submit([5, 6, 7], Namespace("my model"), max_tokens=2)
+        >>> plan = scheduler.schedule()
+        >>> plan.tokens.tolist(), plan.positions.tolist()
+        ([5, 6, 7], [0, 1, 2])
+        >>> scheduler.commit(plan, tokens=[8], stops=[False])  # 8 was sampled, and goes on
+        >>> scheduler.schedule().tokens.tolist()
+        [8]
     """
 
     def __init__(self, cache: PagedKVCache, prefix: PrefixCache, config: SchedulerConfig) -> None:
@@ -66,7 +60,7 @@ class Scheduler:
         self._cache = cache
         self._pool = cache.pool
         self._prefix = prefix
-        self._next_id = 0
+        self._ids = itertools.count(1)
         self._in_flight: StepPlan | None = None
 
     @property
@@ -114,12 +108,15 @@ class Scheduler:
                 total=self._pool.total,
             )
         buffer = self._buffer(tokens, len(tokens) + (room if max_tokens is None else max_tokens))
-        request = Request(self._take_id(), buffer, len(tokens), len(tokens), namespace, self._cache.table())
+        request = Request(next(self._ids), buffer, len(tokens), len(tokens), namespace, self._cache.table())
         self.waiting.append(request)
         return request
 
     def fork(self, parent: Request, max_tokens: int | None = None) -> Request:
         """Start a sequence that shares everything a running one has computed so far.
+
+        It counts as a sequence of its own: where `max_sequences` run already it waits its turn, and then shares what
+        the prefix cache still has.
 
         Args:
             parent: whose tokens and blocks it starts from.
@@ -139,20 +136,21 @@ class Scheduler:
                 tokens=parent.length,
                 limit=limit,
             )
-        self._prefix.hold_node(parent.node)
         child = Request(
-            self._take_id(),
+            next(self._ids),
             self._buffer(parent.tokens, limit),
             parent.length,
             parent.prompt_length,
             parent.namespace,
-            parent.table.fork(),
-            RequestState.RUNNING,
-            parent.computed,
-            parent.node,
-            parent.published,
-            parent.computed,
+            self._cache.table(),
         )
+        if len(self.running) >= self.config.max_sequences:
+            self.waiting.append(child)
+            return child
+        self._prefix.hold_node(parent.node)
+        child.table, child.node, child.published = parent.table.fork(), parent.node, parent.published
+        child.computed = child.hit_tokens = parent.computed
+        child.state = RequestState.RUNNING
         self.running.append(child)
         return child
 
@@ -164,6 +162,7 @@ class Scheduler:
 
         Raises:
             UsageError: the previous step is still in flight.
+            RockpageError: nothing can go on, and blocks are missing that no request holds.
         """
         if self._in_flight is not None:
             raise UsageError("the previous step was neither committed nor rolled back")
@@ -234,10 +233,6 @@ class Scheduler:
         buffer[: len(tokens)] = tokens
         return buffer
 
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
-
     def _fill_step(self, chunks: list[Chunk]) -> None:
         """Choose what the next step computes."""
         preemptions = self.stats.preemptions
@@ -261,7 +256,7 @@ class Scheduler:
         if had_work and not chunks and not ended and not self._pool.fenced:
             raise RockpageError(
                 f"no progress: {len(self.waiting)} requests wait, {len(self.running)} run, "
-                f"{self._pool.available} of {self._pool.total} blocks available; this is a bug in the scheduler"
+                f"{self._pool.available} of {self._pool.total} blocks are available and no request holds the others"
             )
 
     def _take_chunk(self, request: Request, rows: int, chunks: list[Chunk]) -> int:

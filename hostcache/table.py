@@ -30,6 +30,18 @@ class BlockTable:
     Attributes:
         blocks: block ids, first position first. Read it; change it only through the methods.
         length: tokens that have a slot.
+
+    Example:
+        >>> from hostcache import KVGeometry, PagedKVCache
+        >>> cache = PagedKVCache.create(KVGeometry(layers=1, kv_heads=1, head_dim=64), nbytes=1 << 20)
+        >>> table = cache.table()
+        >>> table.append(20)
+        >>> table.blocks, table.slots(15, 18).tolist()
+        ([0, 1], [15, 16, 17])
+        >>> fork = table.fork()
+        >>> fork.append(1)  # would land in block 1, which two tables share by now
+        >>> fork.blocks
+        [0, 2]
     """
 
     def __init__(self, pool: BlockPool, copy: CopyBlock) -> None:
@@ -57,6 +69,9 @@ class BlockTable:
         Args:
             blocks: block ids, already acquired for this table.
             tokens: tokens they hold; at most the last block is not full.
+
+        Raises:
+            UsageError: the table is not empty, or the blocks are not as many as the tokens need.
         """
         if self.blocks or len(blocks) != -(-tokens // self._pool.block_tokens):
             raise UsageError(

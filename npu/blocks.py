@@ -4,21 +4,19 @@ Every type here, whatever its bit layout, means `scale * code + offset` with one
 neighbours. The layouts themselves are left to the `gguf` package: a copy of the blocks whose scales are neutral
 (1, and 0 for the minimum) dequantises to nothing but the codes. Q4_0, Q4_1 and Q8_0 need no package.
 
-======  ====  ======================  ============================  ==========================
-type    size  code                    scale                         offset
-======  ====  ======================  ============================  ==========================
-Q4_0      32  `q - 8`                 `d`
-Q4_1      32  `q - 8`                 `d`                           `m + 8 * d`
-Q5_0      32  `q - 16`                `d`
-Q5_1      32  `q - 16`                `d`                           `m + 16 * d`
-Q8_0      32  `q`                     `d`
-IQ4_NL    32  one of 16 fixed int8    `d`
-Q2_K      16  `q - 2`                 `d * s`, s in 0..15           `2 * scale - dmin * m`
-Q3_K      16  `q` in -4..3            `d * s`, s in -32..31
-Q4_K      32  `q - 8`                 `d * s`, s in 0..63           `8 * scale - dmin * m`
-Q5_K      32  `q - 16`                `d * s`, s in 0..63           `16 * scale - dmin * m`
-Q6_K      16  `q` in -32..31          `d * s`, s in -128..127
-======  ====  ======================  ============================  ==========================
+| type   | size | code                 | scale                   | offset                  |
+|--------|------|----------------------|-------------------------|-------------------------|
+| Q4_0   | 32   | `q - 8`              | `d`                     |                         |
+| Q4_1   | 32   | `q - 8`              | `d`                     | `m + 8 * d`             |
+| Q5_0   | 32   | `q - 16`             | `d`                     |                         |
+| Q5_1   | 32   | `q - 16`             | `d`                     | `m + 16 * d`            |
+| Q8_0   | 32   | `q`                  | `d`                     |                         |
+| IQ4_NL | 32   | one of 16 fixed int8 | `d`                     |                         |
+| Q2_K   | 16   | `q - 2`              | `d * s`, s in 0..15     | `2 * scale - dmin * m`  |
+| Q3_K   | 16   | `q` in -4..3         | `d * s`, s in -32..31   |                         |
+| Q4_K   | 32   | `q - 8`              | `d * s`, s in 0..63     | `8 * scale - dmin * m`  |
+| Q5_K   | 32   | `q - 16`             | `d * s`, s in 0..63     | `16 * scale - dmin * m` |
+| Q6_K   | 16   | `q` in -32..31       | `d * s`, s in -128..127 |                         |
 
 d, dmin and m of 32 are float16, so that scales are exact in float32; an offset is rounded once, to float32. Unsigned
 codes are centred because the error of an int8 activation grows with the codes it is multiplied by.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from hostcache.errors import BadModelFile, UnsupportedModel, UsageError
 
 from .folder_files import read_object, read_text
 from .hf_tokenizer import special_texts_of_folder
-from .messages import ROLES, Message, check_messages, join_parts, template_form
+from .messages import ROLES, Message, check_beside, check_messages, join_parts, template_form
 from .stand_ins import StandIns, map_texts
 from .tokenizer import Tokenizer, refuse_surrogates
 from .vocabulary import Metadata, special_texts
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROLES", "ChatTemplate", "Message", "encode_chat", "turn_ends"]
 
-_SOURCE_LIMIT = 1 << 20  # characters; real templates are below 32 KiB
+_SOURCE_LIMIT = 1 << 16  # characters; real templates are below 32 KiB, and compiling as many takes up to a second
 _PROBE = "\U0010fffd"  # in place of a message's text; no template writes it
 
 
@@ -35,6 +37,12 @@ class ChatTemplate:
         source: the Jinja2 text.
         special_tokens: what the template may name, such as `bos_token`.
         tool_use: the text of a template of its own for conversations with tools, if the model has one.
+
+    Example:
+        >>> from npu.chat import ChatTemplate
+        >>> template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}", {})
+        >>> template.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}])
+        '[system] Be brief. [user] Hello '
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_use: str | None = None) -> None:
@@ -54,7 +62,7 @@ class ChatTemplate:
 
         Raises:
             UnsupportedModel: the file has none.
-            BadModelFile: it is not a text, or one of more than a mebibyte.
+            BadModelFile: it is not a text, or one of more than 65536 characters.
         """
         key = "tokenizer.chat_template"
         return cls._from_texts(
@@ -62,7 +70,7 @@ class ChatTemplate:
         )
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> ChatTemplate:
+    def from_folder(cls, folder: str | os.PathLike[str]) -> ChatTemplate:
         """Take the template from a Hugging Face model folder.
 
         It stands in chat_template.jinja, with others in additional_chat_templates; in older folders in
@@ -71,7 +79,7 @@ class ChatTemplate:
 
         Raises:
             UnsupportedModel: the folder has none.
-            BadModelFile: it is not a text, or one of more than a mebibyte, or another file is damaged.
+            BadModelFile: it is not a text, or one of more than 65536 characters, or another file is damaged.
         """
         folder = Path(folder)
         texts: dict[str, object] = {
@@ -125,12 +133,13 @@ class ChatTemplate:
             variables: more that a template of this family looks at, such as `enable_thinking`.
 
         Raises:
-            UsageError: a message is malformed, or the template refuses the conversation or fails on it.
+            UsageError: an argument is malformed, or the template refuses the conversation or fails on it.
             BadModelFile: the source is not a Jinja2 template.
             ModelError: the template reaches outside its sandbox.
             MissingExtra: `jinja2` is not installed.
         """
         check_messages(messages)
+        check_beside(tools, documents, variables)
         if tools is not None and self._for_tools is not self:
             return self._for_tools.render(
                 messages,
@@ -152,6 +161,12 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+
+    def one_budget(self) -> AbstractContextManager[None]:
+        """Let all renderings of a block share what otherwise each of them may use."""
+        from .jinja_sandbox import one_budget  # noqa: PLC0415 - needs an optional extra
+
+        return one_budget()
 
     @functools.cached_property
     def behind_answer(self) -> str:
@@ -228,7 +243,20 @@ def encode_chat(
 
     Returns:
         int32 `[tokens]`; begins with bos only if the template writes it.
+
+    Example:
+        >>> from npu.chat import ChatTemplate, encode_chat
+        >>> from npu.source import open_model
+        >>> from npu.text import tokenizer_of
+        >>> with open_model("model.gguf") as source:
+        ...     tokenizer = tokenizer_of(source)
+        >>> template = ChatTemplate("{{ messages[0].content }}<|im_end|>", {})
+        >>> ids = encode_chat(tokenizer, template, [{"role": "user", "content": "Hi <|im_end|>"}])
+        >>> ids.tolist().count(2)  # <|im_end|>: the template's, not the message's
+        1
     """
+    check_messages(messages)
+    check_beside(tools, documents, variables)
     texts: list[str] = []
 
     def collect(text: str) -> str:
@@ -245,9 +273,6 @@ def encode_chat(
             variables=variables,
         )
 
-    plain = render(collect, collect)
-    stand_ins = StandIns(texts, avoid=plain)
-
     def mark_control(text: str) -> str:
         return "".join(
             piece if token is None else piece + stand_ins.mark(tokenizer.decode([token], special=True))
@@ -257,16 +282,19 @@ def encode_chat(
     def controls(text: str) -> list[int | None]:
         return [token for _, token in tokenizer.split_control(text)]
 
-    try:
-        marked: str | None = render(stand_ins.mark, mark_control)
-    except UsageError:  # the template accepted the text itself: it looks into it
-        marked = None
-    if marked is None or stand_ins.unmark(marked) != plain:
-        own, marked = marked, render(mark_control, mark_control)
-        if own is not None and controls(own) != controls(marked):
-            raise UsageError(
-                "the model's chat template writes other control tokens for other texts of the same messages, so that"
-                " its own cannot be told from forged ones; change the messages, or use --prompt without --chat"
-            )
+    with template.one_budget():
+        plain = render(collect, collect)
+        stand_ins = StandIns(texts, avoid=plain)
+        try:
+            marked: str | None = render(stand_ins.mark, mark_control)
+        except UsageError:  # the template accepted the text itself: it looks into it
+            marked = None
+        if marked is None or stand_ins.unmark(marked) != plain:
+            own, marked = marked, render(mark_control, mark_control)
+            if own is not None and controls(own) != controls(marked):
+                raise UsageError(
+                    "the model's chat template writes other control tokens for other texts of the same messages, so"
+                    " that its own cannot be told from forged ones; change the messages, or use --prompt without --chat"
+                )
     pieces = ((stand_ins.unmark(text), control) for text, control in tokenizer.split_control(marked))
     return np.array(tokenizer.encode_pieces(pieces), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""What an attention runtime checks before it hands memory to code that trusts it."""
+"""What an attention runtime checks before it takes a model on, and before it hands memory to code that trusts it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,39 @@ from numpy.typing import NDArray
 from hostcache.errors import UsageError
 from hostcache.geometry import KVGeometry
 
+from ._attention import lib
 from .attention import AttentionBatch
 
-__all__ = ["check_operand", "check_process", "copy_checked"]
+__all__ = ["check_geometry", "check_operand", "check_process", "copy_checked"]
+
+
+def check_geometry(geometry: KVGeometry, heads: int) -> None:
+    """See that a model's attention can be computed: every runtime here is the CPU kernel or falls back on it.
+
+    Args:
+        geometry: of the model's KV cache.
+        heads: query heads.
+
+    Raises:
+        UsageError: heads that KV heads do not divide, or a head_dim or an element that the kernel has no path for.
+    """
+    if heads < 1 or heads % geometry.kv_heads:
+        raise UsageError(
+            f"{heads} query heads are not a multiple of {geometry.kv_heads} KV heads",
+            heads=heads,
+            kv_heads=geometry.kv_heads,
+        )
+    if geometry.head_dim % 8 or geometry.head_dim > lib.RP_MAX_HEAD_DIM:
+        raise UsageError(
+            f"head_dim {geometry.head_dim} is not a multiple of 8 up to {lib.RP_MAX_HEAD_DIM}: "
+            "the attention kernel has no path for it",
+            head_dim=geometry.head_dim,
+        )
+    if geometry.itemsize != np.dtype(np.float16).itemsize:
+        raise UsageError(
+            f"the attention kernel reads fp16, 2 bytes an element, got itemsize {geometry.itemsize}",
+            itemsize=geometry.itemsize,
+        )
 
 
 def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> AttentionBatch:
@@ -104,7 +134,7 @@ def check_process(opened_in: int) -> None:
     """See that a runtime is used where it was opened.
 
     fork() copies neither threads nor a device's state, and the pool's pages are empty in the child (see
-    `hostcache.region`): whatever it computed would hang or be wrong.
+    `hostcache.Region`): whatever it computed would hang or be wrong.
 
     Args:
         opened_in: id of the process that opened the runtime.

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -73,8 +73,12 @@ class Conversion:
     parts: tuple[Part, ...]
 
 
-def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weights: Weights, out: Path) -> Conversion:
-    """Write a model's weights with fewer bits; memory is bounded by the largest tensor.
+def convert_model(
+    source: ModelSource, metadata: Mapping[str, MetaValue], weights: Weights, out: str | os.PathLike[str]
+) -> Conversion:
+    """Write a model's weights with fewer bits.
+
+    Memory is bounded by some ten megabytes, however large a tensor is; a llama's folder adds a copy of one q or k.
 
     Args:
         source: the open model.
@@ -93,6 +97,7 @@ def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weight
         import gguf  # noqa: PLC0415 - comes with an extra
     except ModuleNotFoundError as error:
         raise MissingExtra("writing GGUF needs gguf: pip install 'rockpage[model]'") from error
+    out = Path(out)
     targets = {name: target_type(name, info, weights) for name, info in source.tensors.items()}
     parts: dict[tuple[GGMLType, bool], Part] = {}
     with whole_file(out) as fd:
@@ -101,15 +106,18 @@ def convert_model(source: ModelSource, metadata: Mapping[str, MetaValue], weight
             requantised = any(source.tensors[name].type is not target for name, target in targets.items())
             file_type: Mapping[str, MetaValue] = {"general.file_type": _FILE_TYPES[weights]} if requantised else {}
             _add_metadata(writer, {**metadata, **file_type})
-            nbytes = _add_directory(writer, source, targets)
+            file, nbytes = _add_directory(writer, source, targets)
             _set_aside(fd, nbytes, out)
             for name, target in targets.items():
                 copied = target is source.tensors[name].type
                 part = parts.setdefault((target, copied), Part(target, copied))
-                stored = requantise(source, name, target, part.loss)
-                writer.write_tensor_data(stored)
-                part.count(stored.nbytes)
-                source.release_pages()
+                written = 0
+                for piece in requantise(source, name, target, part.loss):
+                    piece.tofile(file)
+                    written += piece.nbytes
+                    source.release_pages()
+                writer.write_padding(file, written)
+                part.count(written)
         finally:
             writer.close()
     source_bytes = sum(info.nbytes for info in source.tensors.values())
@@ -152,8 +160,10 @@ def _value_type(values: Sequence[Any], integer: gguf.GGUFValueType) -> gguf.GGUF
     return Type.UINT64
 
 
-def _add_directory(writer: gguf.GGUFWriter, source: ModelSource, targets: Mapping[str, GGMLType]) -> int:
-    """Write everything that stands before the tensors' bytes; returns the bytes of the whole file."""
+def _add_directory(
+    writer: gguf.GGUFWriter, source: ModelSource, targets: Mapping[str, GGMLType]
+) -> tuple[BinaryIO, int]:
+    """Write everything that stands before the tensors' bytes; returns the file, and how many bytes it will have."""
     import gguf  # noqa: PLC0415 - comes with an extra
 
     behind = 0
@@ -166,8 +176,10 @@ def _add_directory(writer: gguf.GGUFWriter, source: ModelSource, targets: Mappin
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    assert writer.fout is not None
-    return writer.ggml_pad(writer.fout[0].tell(), writer.data_alignment) + behind
+    assert writer.fout is not None  # since the header was written
+    file = writer.fout[0]
+    writer.write_padding(file, file.tell())
+    return file, file.tell() + behind
 
 
 def _set_aside(fd: int, nbytes: int, out: Path) -> None:

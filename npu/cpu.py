@@ -14,7 +14,7 @@ from hostcache.geometry import KVGeometry
 
 from ._attention import ffi, lib
 from .attention import AttentionBatch
-from .checks import check_operand, check_process, copy_checked
+from .checks import check_geometry, check_operand, check_process, copy_checked
 
 __all__ = ["BlockMemory", "CpuAttention"]
 
@@ -69,7 +69,7 @@ class CpuAttention:
 
     def __init__(self, cache: BlockMemory, heads: int, threads: int = 1, *, isa: str = "auto") -> None:
         geometry = cache.geometry
-        _check_geometry(geometry, heads)
+        check_geometry(geometry, heads)
         if not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads must be 1..{_MAX_THREADS}, got {threads}", threads=threads)
         runtime = lib.rp_attention_open(threads, isa.encode())
@@ -179,26 +179,6 @@ class CpuAttention:
         if self._closed:
             raise UsageError("this attention runtime is closed: make a new one")
         check_process(self._process)
-
-
-def _check_geometry(geometry: KVGeometry, heads: int) -> None:
-    if heads < 1 or heads % geometry.kv_heads:
-        raise UsageError(
-            f"{heads} query heads are not a multiple of {geometry.kv_heads} KV heads",
-            heads=heads,
-            kv_heads=geometry.kv_heads,
-        )
-    if geometry.head_dim % 8 or geometry.head_dim > lib.RP_MAX_HEAD_DIM:
-        raise UsageError(
-            f"head_dim {geometry.head_dim} is not a multiple of 8 up to {lib.RP_MAX_HEAD_DIM}: "
-            "the CPU kernel has no path for it",
-            head_dim=geometry.head_dim,
-        )
-    if geometry.itemsize != np.dtype(np.float16).itemsize:
-        raise UsageError(
-            f"the CPU kernel reads fp16, 2 bytes an element, got itemsize {geometry.itemsize}",
-            itemsize=geometry.itemsize,
-        )
 
 
 def _open_error(number: int, threads: int, isa: str) -> UsageError:

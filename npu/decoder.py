@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import platform
+import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeAlias, get_args
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,12 @@ from numpy.typing import NDArray
 from hostcache.errors import UsageError
 from hostcache.geometry import KVGeometry
 
+from .cache_room import open_in_use
 from .ggml import dequantize
 from .graphs import SegmentGraphs
+from .machine_identity import machine_identity
 from .model import ModelConfig
+from .onnx_graph import WEIGHTS_FILE
 from .segments import SegmentBinding, SegmentBuffers, Segments
 from .source import ModelSource
 from .weights import Activations, plan_weights
@@ -56,7 +60,7 @@ class Decoder:
     Attributes:
         config: the model's dimensions.
         fingerprint: SHA-256 of the model file, in hex.
-        numerics: names everything here that can change a bit of K or V: runtime, machine, forms of weights, graphs,
+        numerics: names everything here that can change a bit of K or V: libraries, machine, forms of weights, graphs,
             activations and rotation.
         weights_bytes: bytes of the repacked weights.
         max_rows: most tokens of one step.
@@ -92,14 +96,14 @@ class Decoder:
         activations: Activations = "int8",
         threads: int = 1,
         max_rows: int = 256,
-        cache_dir: Path | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> Decoder:
         """Repack a model's weights if the cache does not have them yet, and load them.
 
         Args:
             source: the open model; it may be closed afterwards.
-            activations: `int8` quantises the inputs of products (fast; a token gets the same bits in a step of any
-                size); `fp32` keeps them (a step of one token differs from longer ones by 1e-6, relatively, where
+            activations: `int8` quantises the inputs of products (fast; on x86-64 a token gets the same bits in a step
+                of any size); `fp32` keeps them (a step of one token differs from longer ones by 1e-6, relatively, where
                 weights are quantised).
             threads: threads of a product; they never spin.
             max_rows: most tokens of one step; buffers are allocated for as many.
@@ -111,8 +115,6 @@ class Decoder:
             UnsupportedModel: an architecture, variant or tensor type that rockpage does not run.
             MissingExtra: onnx or onnxruntime is not installed.
         """
-        if activations not in get_args(Activations):
-            raise UsageError(f"activations must be int8 or fp32, got {activations!r}", activations=activations)
         for name, value in (("threads", threads), ("max_rows", max_rows)):
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}", name=name, value=value)
@@ -120,11 +122,13 @@ class Decoder:
             raise UsageError(f"threads must be at most {_MOST_THREADS}, got {threads}", threads=threads)
         config = ModelConfig.from_gguf(source)
         plan = plan_weights(source, config, activations)
-        cache_dir = cache_dir or default_cache_dir()
-        fingerprint = model_digest(source, cache_dir)
+        root = default_cache_dir() if cache_dir is None else Path(cache_dir)
+        fingerprint = model_digest(source, root)
         graphs = SegmentGraphs(source, config, plan, activations)
-        with weights_folder(source, plan, fingerprint, activations, cache_dir) as folder:
+        with weights_folder(source, plan, fingerprint, activations, root) as folder:
             segments = Segments(graphs, config.layers, folder, threads)
+            # What is mapped would take its room until we end even if it were removed from the cache.
+            weakref.finalize(segments, open_in_use(folder / WEIGHTS_FILE).close)
         return cls(
             config,
             segments,
@@ -133,7 +137,8 @@ class Decoder:
             numerics="/".join(
                 (
                     f"onnxruntime-{segments.runtime_version}",
-                    platform.machine(),
+                    f"numpy-{np.__version__}",
+                    machine_identity(),
                     f"forms-{FORM_VERSION}",
                     activations,
                     f"rope-{config.rope.identity(config.head_dim)}",

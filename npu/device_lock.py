@@ -55,13 +55,14 @@ class DeviceLock:
         UsageError: `device` is no plain name.
     """
 
-    def __init__(self, device: str, folders: Sequence[Path] | None = None) -> None:
+    def __init__(self, device: str, folders: Sequence[str | os.PathLike[str]] | None = None) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", device):
             raise UsageError(
                 f"{device!r} does not name a device: use its name without folders, such as fdab0000.npu", device=device
             )
         self.device = device
-        self.path, self._file = _open_first(f"rockpage-{device}.lock", lock_folders() if folders is None else folders)
+        places = lock_folders() if folders is None else list(map(Path, folders))
+        self.path, self._file = _open_first(f"rockpage-{device}.lock", places)
         try:
             self._take()
         except BaseException:

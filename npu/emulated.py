@@ -28,6 +28,10 @@ class EmulatedAttention(StagedAttention):
         faults: what the device gets wrong on purpose.
         tiled: stage K and V in the NPU's own order.
 
+    Attributes:
+        name: `"emulated"`.
+        numerics: the name, the rounding and the buckets, which are the lengths of sums, and the host's numerics.
+
     Raises:
         UsageError: heads, buckets, rounding, cores or the cache's element size cannot be used.
         DimensionTooLarge: a bucket or a tile is beyond what the NPU's registers hold.

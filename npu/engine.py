@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,17 +14,20 @@ from hostcache.errors import RequestFailed, UsageError
 from hostcache.prefix import Namespace, PrefixCache
 from hostcache.request import FinishReason, Request
 from hostcache.scheduler import Scheduler, SchedulerConfig
-from hostcache.step import StepPlan
 
-from .attention import AttentionBatch, AttentionRuntime
+from .attention import AttentionRuntime
 from .chat import ChatTemplate, encode_chat, turn_ends
 from .decoder import Decoder, DenseModel
 from .fp16 import Rounding
-from .interrupts import deliver_signals, held_signals
+from .interrupts import held_signals
+from .model import ModelConfig
+from .model_memory import require_memory
+from .model_runner import ModelRunner
 from .runtimes import open_runtime
 from .sampler import SamplingParams
 from .score import Score, score_ids
 from .source import open_model
+from .step_guard import StepGuard
 from .stream import RequestOutput, Stream
 from .structured import Constraint, StructureCompiler
 from .text import template_of, tokenizer_of
@@ -39,7 +41,7 @@ DEFAULT_POOL_BYTES = 192 << 20
 
 
 class Engine:
-    """Serves many sequences from one model and one pool.
+    """Serves many sequences from one model and one pool. It belongs to one thread at a time.
 
     `Engine.load` builds all parts from a model file; the constructor takes them, and owns them from then on.
 
@@ -57,6 +59,13 @@ class Engine:
         cache: the pool.
         prefix: the prefix cache over it.
         runtime: as given.
+
+    Example:
+        >>> from npu.engine import Engine
+        >>> from npu.sampler import SamplingParams
+        >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+        ...     print("".join(engine.generate("The capital of France is", SamplingParams(max_tokens=2))))
+         Paris.
     """
 
     def __init__(
@@ -74,33 +83,29 @@ class Engine:
         self.prefix = PrefixCache(cache.pool)
         self.runtime = runtime
         self.scheduler = Scheduler(cache, self.prefix, config)
-        self._decoder = decoder
+        self._runner = ModelRunner(decoder, cache, runtime)
         self._template = template
         self._structures = StructureCompiler(tokenizer)
         self._streams: dict[int, Stream] = {}
         self._outbox: dict[int, list[RequestOutput]] = {}  # by request: brought by a step and not yet handed out
-        self._closed = self._in_step = False
-        self._aborted_in_step: list[int] = []
-        # Attention results feed the next layer's K and V, so the runtime is part of what names KV bytes.
-        named = f"{decoder.fingerprint}|{decoder.numerics}|attention={runtime.numerics}|kv=fp16"
-        self._numerics = hashlib.sha256(named.encode()).hexdigest()
+        self._guard = StepGuard()
 
     @classmethod
     def load(
         cls,
-        model: Path | str,
+        model: str | os.PathLike[str],
         *,
         runtime: str = "auto",
         pool_bytes: int = DEFAULT_POOL_BYTES,
         threads: int = 1,
         activations: Literal["int8", "fp32"] = "int8",
         rounding: Rounding = "output",
-        graphs: Path | str | None = None,
+        graphs: str | os.PathLike[str] | None = None,
         context_length: int | None = None,
         max_rows: int = 256,
         max_sequences: int = 64,
         prefill_chunk: int = 64,
-        cache_dir: Path | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> Engine:
         """Load a model and take the pool.
 
@@ -120,27 +125,23 @@ class Engine:
 
         Raises:
             ModelError: the file is damaged or of a kind rockpage does not run.
-            RegionError: the pool's memory is not there.
+            RegionError: less memory is left than the model, its runtime and the pool will take.
             UsageError: an option is out of range, or the graphs are missing or for another model.
             MissingExtra: what the runtime needs is not installed.
             DeviceError: the simulator or the NPU cannot be used.
         """
         with open_model(model) as source:
+            config = SchedulerConfig(
+                context_length=ModelConfig.from_gguf(source).context(context_length),
+                max_rows=max_rows,
+                max_sequences=max_sequences,
+                prefill_chunk=min(prefill_chunk, max_rows),
+            )
+            require_memory(source, activations, runtime=runtime, pool_bytes=pool_bytes, max_rows=max_rows)
             tokenizer, template = tokenizer_of(source), template_of(source)
             decoder = Decoder.load(
                 source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir
             )
-        limit = decoder.config.context_length
-        if context_length is not None and not 1 <= context_length <= limit:
-            raise UsageError(
-                f"a context of {context_length} is not within 1..{limit}, the model's", context=context_length
-            )
-        config = SchedulerConfig(
-            context_length=context_length or limit,
-            max_rows=max_rows,
-            max_sequences=max_sequences,
-            prefill_chunk=min(prefill_chunk, max_rows),
-        )
         cache = PagedKVCache.create(decoder.geometry, pool_bytes)
         try:
             attention = open_runtime(
@@ -149,7 +150,7 @@ class Engine:
                 decoder.config.heads,
                 threads=threads,
                 rounding=rounding,
-                graphs=None if graphs is None else Path(graphs),
+                graphs=graphs,
             )
         except BaseException:
             cache.close()
@@ -182,7 +183,7 @@ class Engine:
                 is closed.
             MissingExtra: the structure needs a library that is not installed.
         """
-        self._check_open()
+        self._guard.check_open()
         params = params or SamplingParams()
         constraint = self._prepare(params)
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._ids(prompt)
@@ -203,15 +204,25 @@ class Engine:
 
         Raises:
             UsageError: the model has no template, or the template refuses the messages.
+
+        Example:
+            >>> from npu.engine import Engine
+            >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+            ...     prompt = engine.encode_chat([{"role": "user", "content": "Hello"}])
+            ...     print(engine.tokenizer.decode(prompt, special=True).splitlines()[-3:])
+            ['<|im_start|>user', 'Hello<|im_end|>', '<|im_start|>assistant']
         """
         if self._template is None:
             raise UsageError("this model has no chat template: give the whole prompt as text")
-        self.tokenizer.eos_ids |= turn_ends(self.tokenizer, self._template)
-        return encode_chat(self.tokenizer, self._template, messages, **options)
+        with self._template.one_budget():
+            self.tokenizer.eos_ids |= turn_ends(self.tokenizer, self._template)
+            return encode_chat(self.tokenizer, self._template, messages, **options)
 
     @held_signals()
     def fork(self, request_id: int, params: SamplingParams | None = None) -> int:
         """Continue a running request a second time, sharing everything computed so far.
+
+        The fork is one of the `max_sequences`; beyond them it waits, and shares what the prefix cache has when it runs.
 
         Args:
             request_id: the parent, not waiting.
@@ -241,8 +252,8 @@ class Engine:
         Unknown and finished ids are ignored. Within a step, where a signal handler or a forgotten generator may call
         this, it takes effect when the step is over.
         """
-        if self._in_step:
-            self._aborted_in_step.append(request_id)
+        if self._guard.busy:
+            self._guard.put_off(lambda: self.abort(request_id))
             return
         self._outbox.pop(request_id, None)
         stream = self._streams.pop(request_id, None)
@@ -264,7 +275,7 @@ class Engine:
             One entry per request that got a token or ended.
 
         Raises:
-            UsageError: the engine is closed.
+            UsageError: the engine is closed, or a step is under way.
         """
         self._advance()
         outbox, self._outbox = self._outbox, {}
@@ -312,10 +323,17 @@ class Engine:
             RequestRefused: fewer than two tokens, or more than the context or the pool holds.
             RequestFailed: the model's numbers are broken.
             UsageError: an id is outside the vocabulary.
+
+        Example:
+            >>> from npu.engine import Engine
+            >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+            ...     score = engine.score(engine.tokenizer.encode("The capital of France is Rome"))
+            ...     print(engine.tokenizer.decode(score.top1[-1:]))  # what the model would rather have read
+             Paris
         """
-        self._check_open()
         ids = self._ids(tokens).astype(np.int32)
-        return score_ids(ids, self._namespace("", ""), self.cache, self.scheduler.config, self._compute)
+        with self._guard.step():
+            return score_ids(ids, self._namespace("", ""), self.cache, self.scheduler.config, self._runner.compute)
 
     def close(self) -> None:
         """Give back threads, buffers and the pool; the weights go with the engine. Safe to call twice.
@@ -323,9 +341,7 @@ class Engine:
         Raises:
             UsageError: it was called from within a step, which still uses them.
         """
-        if self._in_step:
-            raise UsageError("close came from within a step: call it when step has returned")
-        self._closed = True
+        self._guard.close()
         for request_id in list(self._streams):
             self.abort(request_id)
         self.runtime.close()
@@ -340,15 +356,9 @@ class Engine:
     @held_signals()
     def _advance(self) -> None:
         """Compute one step; its outputs wait in the outbox, where no interruption can lose them."""
-        self._check_open()
-        self._in_step = True
-        try:
+        with self._guard.step():
             for output in self._compute_step():
                 self._outbox.setdefault(output.request_id, []).append(output)
-        finally:
-            self._in_step = False
-            while self._aborted_in_step:
-                self.abort(self._aborted_in_step.pop())
 
     def _compute_step(self) -> list[RequestOutput]:
         plan = self.scheduler.schedule()
@@ -356,7 +366,7 @@ class Engine:
         if plan.rows:
             sampling = plan.sampling
             try:
-                logits = self._compute(plan)
+                logits = self._runner.compute(plan)
                 sampled = [self._sample(request, row) for request, row in zip(sampling, logits, strict=True)]
             except BaseException:
                 self.scheduler.rollback(plan)
@@ -368,28 +378,8 @@ class Engine:
                 if request.doomed is None
             ]
         # Requests that ended without a token in this step: failed, in the plan or before it.
-        ended = [request_id for request_id, stream in self._streams.items() if stream.request.finished]
+        ended = [request_id for request_id, stream in list(self._streams.items()) if stream.request.finished]
         return outputs + [self._streams.pop(request_id).last() for request_id in ended]
-
-    def _compute(self, plan: StepPlan) -> NDArray[np.float32]:
-        """Run the model over a plan's rows; float32 `[len(logit_rows), vocabulary]`."""
-
-        def attend(
-            layer: int,
-            q: NDArray[np.float32],
-            keys: NDArray[np.float32],
-            values: NDArray[np.float32],
-            out: NDArray[np.float32],
-        ) -> None:
-            deliver_signals()  # here a step can be given up
-            self.cache.write(layer, plan.slots, keys, values)
-            self.runtime.attend(layer, q, out)
-
-        try:
-            self.runtime.begin_step(AttentionBatch(plan.query_starts, plan.context_lens, plan.tables))
-            return self._decoder.forward(plan.tokens, plan.positions, plan.logit_rows, attend)
-        finally:
-            self.runtime.end_step()
 
     def _prepare(self, params: SamplingParams) -> Constraint | None:
         """Refuse what cannot be sampled with this model before anything is queued; the constraint of one request."""
@@ -413,11 +403,7 @@ class Engine:
         return stream.last((token,), text)
 
     def _namespace(self, salt: str, prompt_version: str) -> Namespace:
-        return Namespace(self._numerics, salt=salt, prompt_version=prompt_version)
+        return Namespace(self._runner.numerics, salt=salt, prompt_version=prompt_version)
 
     def _ids(self, tokens: ArrayLike) -> NDArray[Any]:
         return as_ids(tokens, self.tokenizer.vocab_size)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this engine is closed: load a new one")

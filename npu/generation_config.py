@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,7 @@ class GenerationConfig:
     sampling: Mapping[str, float | int | bool] = field(default_factory=dict)
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> GenerationConfig:
+    def from_folder(cls, folder: str | os.PathLike[str]) -> GenerationConfig:
         """Read the file; a folder without it recommends nothing.
 
         Raises:
@@ -50,9 +51,12 @@ class GenerationConfig:
         config = read_object(path) or {}
         sampling = {key: config[key] for key in SAMPLING_KEYS if config.get(key) is not None}
         for key, value in sampling.items():
-            if not isinstance(value, int | float) or not math.isfinite(value):
+            # The comparison is False of NaN, and exact for integers of any length.
+            if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
                 raise BadModelFile(
-                    f"{path} says {key} = {value!r}, which is no finite number; fetch it again", key=key, value=value
+                    f"{path} says {key} = {value!r:.60}, which is no finite number; fetch it again",
+                    key=key,
+                    value=value,
                 )
         return cls(eos_ids_of(config, path), sampling)
 
@@ -67,7 +71,7 @@ def eos_ids_of(config: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(type(token) is not int or token < 0 for token in ids):
         raise BadModelFile(
-            f"{path} says eos_token_id = {value!r}, neither a token id nor a list of them; fetch it again",
+            f"{path} says eos_token_id = {value!r:.60}, neither a token id nor a list of them; fetch it again",
             eos_token_id=value,
         )
     return tuple(ids)

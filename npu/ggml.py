@@ -138,6 +138,7 @@ def unpack_nibbles(qs: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.concatenate([qs & np.uint8(0x0F), qs >> np.uint8(4)], axis=-1)
 
 
+@np.errstate(invalid="ignore", over="ignore")  # a damaged scale is inf or NaN here as it is in the file
 def dequantize(kind: GGMLType, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Decode whole rows exactly as ggml does.
 

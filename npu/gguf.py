@@ -29,6 +29,12 @@ class GGUFFile:
         version: the format's version.
         metadata: every key of the header.
         tensors: the tensor directory, in the file's order.
+
+    Example:
+        >>> from npu.gguf import GGUFFile
+        >>> with GGUFFile.open("model.gguf") as file:
+        ...     print(file.metadata["llama.block_count"], len(file.tensors))  # 9 a layer, embedding and last norm
+        30 272
     """
 
     def __init__(self, file: MappedFile) -> None:

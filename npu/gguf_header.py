@@ -1,7 +1,5 @@
 """Parses the header of a GGUF file: everything in front of the tensors' bytes.
 
-::
-
     "GGUF" | version u32 | tensors u64 | pairs u64
     pairs   x (key string | value type u32 | value)
     tensors x (name string | dims u32 | dims x u64, fastest first | type u32 | offset u64)

@@ -1,6 +1,6 @@
 """The dense parts of a decoder as ONNX graphs: everything but attention, cut where attention cuts it.
 
-A model of L layers becomes L + 1 segments, so that a step runs L + 1 graphs and L attentions in turn::
+A model of L layers becomes L + 1 segments, so that a step runs L + 1 graphs and L attentions in turn:
 
     first              embeddings -> [norm, q|k|v, rotate] of layer 0
     middle(l), l < L-1 attention  -> [o, add, norm, gate|up, SiLU, down, add] of layer l, [norm, q|k|v, rotate] of l + 1
@@ -8,19 +8,17 @@ A model of L layers becomes L + 1 segments, so that a step runs L + 1 graphs and
 
 Row r of every input and output belongs to token r; nothing but attention mixes rows.
 
-=============  ======================  ==============================================================
-name           float32, m rows         meaning
-=============  ======================  ==============================================================
-`attended`     `[m, heads * d]`        output of attention (not in `first`)
-`residual`     `[m, hidden]`           the residual stream
-`cos`, `sin`   `[m, d / 2]`            angles of each token's position (not in `last`)
-`logit_rows`   int64 `[r]`             rows whose logits are wanted (`last` only)
-`q`            `[1, m, heads * d]`     out: rotated queries
-`k`            `[1, m, kv_heads * d]`  out: rotated keys
-`v`            `[m, kv_heads * d]`     out: values
-`residual_out` `[m, hidden]`           out: the residual stream behind the layer (`middle` only)
-`logits`       `[r, vocab]`            out (`last` only)
-=============  ======================  ==============================================================
+| name           | float32, m rows        | meaning                                                   |
+|----------------|------------------------|-----------------------------------------------------------|
+| `attended`     | `[m, heads * d]`       | output of attention (not in `first`)                      |
+| `residual`     | `[m, hidden]`          | the residual stream                                       |
+| `cos`, `sin`   | `[m, d / 2]`           | angles of each token's position (not in `last`)           |
+| `logit_rows`   | int64 `[r]`            | rows whose logits are wanted (`last` only)                |
+| `q`            | `[1, m, heads * d]`    | out: rotated queries                                      |
+| `k`            | `[1, m, kv_heads * d]` | out: rotated keys                                         |
+| `v`            | `[m, kv_heads * d]`    | out: values                                               |
+| `residual_out` | `[m, hidden]`          | out: the residual stream behind the layer (`middle` only) |
+| `logits`       | `[r, vocab]`           | out (`last` only)                                         |
 
 Matrices are external initialisers at their places in the weights file; norms and biases are inside the graph.
 """

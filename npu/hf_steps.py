@@ -68,7 +68,8 @@ def first_tokens(post_processor: object) -> list[str]:
         if step["type"] == "ByteLevel":  # shifts offsets, which nobody asks for
             continue
         single = step.get("single") if step["type"] == "TemplateProcessing" else None
-        if not isinstance(single, list) or not single or "Sequence" not in single[-1]:
+        parts_are_objects = isinstance(single, list) and all(isinstance(part, dict) for part in single)
+        if not single or not parts_are_objects or "Sequence" not in single[-1]:
             _refuse("post_processor", step)
         for part in single[:-1]:
             special = part.get("SpecialToken")
@@ -107,7 +108,8 @@ def _byte_level(before: list[dict[str, Any]], cutting: list[dict[str, Any]], *, 
 def _known_split(step: Mapping[str, Any]) -> str:
     pattern = step.get("pattern")
     split = pattern.get("Regex") if isinstance(pattern, Mapping) else None
-    if split not in _SPLITS or split is None or step.get("behavior") != "Isolated" or step.get("invert"):
+    known = isinstance(split, str) and split in _SPLITS
+    if not known or step.get("behavior") != "Isolated" or step.get("invert"):
         _refuse("pre_tokenizer", step)
     return str(split)
 
@@ -131,7 +133,8 @@ def _sentencepiece_prefix(before: list[dict[str, Any]], cutting: list[dict[str, 
 def _metaspace(step: Mapping[str, Any]) -> SpacePrefix:
     scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
     behind = {"always": _EVERYWHERE, "first": frozenset({Before.NOTHING}), "never": frozenset[Before]()}
-    if step.get("replacement") != SPACE_MARK or step.get("split", True) or scheme not in behind:
+    known = isinstance(scheme, str) and scheme in behind
+    if not known or step.get("replacement") != SPACE_MARK or step.get("split", True):
         _refuse("pre_tokenizer", step)
     return SpacePrefix(behind[scheme], unless_space=True)
 

@@ -29,6 +29,9 @@ __all__ = ["FolderTokenizer", "special_texts_of_folder"]
 _MOST_TOKENS = 1 << 20
 """Ids; the largest vocabularies in use have 262,144."""
 
+_MOST_UNUSED = 1 << 16
+"""Ids without a token; models have some hundreds, to round their rows up. Each takes 170 bytes."""
+
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 """Special tokens by the names that chat templates use: `SPECIAL_TOKENS_ATTRIBUTES` of Hugging Face transformers."""
 
@@ -185,7 +188,10 @@ def _by_id(ids: Mapping[str, int], vocab_size: object) -> list[str]:
     rows = vocab_size if vocab_size is not None else 0
     if type(rows) is not int or not 0 <= rows <= _MOST_TOKENS:
         _fail(f"'vocab_size' of config.json is {vocab_size!r:.60}")
-    return [texts.get(token, f"[UNUSED {token}]") for token in range(max(rows, max(texts, default=-1) + 1))]
+    total = max(rows, max(texts, default=-1) + 1)
+    if total - len(texts) > _MOST_UNUSED:
+        _fail(f"{total - len(texts)} of {total} ids have no token")
+    return [texts.get(token, f"[UNUSED {token}]") for token in range(total)]
 
 
 def _merge(merge: object) -> tuple[str, str]:

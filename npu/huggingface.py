@@ -1,7 +1,5 @@
 """Opens a model as Hugging Face's `transformers` saves it: a folder with config.json and safetensors.
 
-::
-
     config.json                     dimensions and variants
     model.safetensors               the weights, or, if they are several files,
     model.safetensors.index.json    which of them holds which tensor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import os
 import stat
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from hostcache.errors import BadModelFile, UsageError
 
-__all__ = ["MappedFile", "file_identity"]
+__all__ = ["MappedFile", "file_identity", "open_regular_file", "release_mappings"]
 
 
 class MappedFile:
@@ -33,16 +35,12 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            # Without O_NONBLOCK, opening a FIFO that nobody writes to would wait for ever.
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"cannot open model file {path}: {reason}", path=str(path), reason=reason) from error
+        fd = open_regular_file(path)
+        if fd is None:
+            reason = os.strerror(errno.ENOENT)
+            raise UsageError(f"cannot open model file {path}: {reason}", path=str(path), reason=reason)
         try:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"model {path} is not a regular file; give the path of a .gguf file", path=str(path))
             if status.st_size == 0:  # mmap refuses empty files
                 raise BadModelFile(f"{path}: the file is empty; fetch it again", path=str(path), size=0)
             self.mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
@@ -78,6 +76,47 @@ class MappedFile:
         self._bytes = None
 
 
+def open_regular_file(path: Path) -> int | None:
+    """Open a regular file of a model for reading; nothing else that the path may name is opened, or waited for.
+
+    Returns:
+        A file descriptor, the caller's own; None when there is no such file.
+
+    Raises:
+        UsageError: it cannot be opened, or is not a regular file.
+    """
+    try:
+        # Without O_NONBLOCK, opening a FIFO that nobody writes to would wait for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot open model file {path}: {reason}", path=str(path), reason=reason) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UsageError(
+            f"{path} is not a regular file; give the path of a .gguf file or of a model folder", path=str(path)
+        )
+    return fd
+
+
 def file_identity(status: os.stat_result) -> tuple[int, int, int]:
     """What distinguishes a file's content without reading it: size, modification time in ns, inode."""
     return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def release_mappings(path: Path) -> None:
+    """Take a file's pages out of this process's memory, whoever in it has mapped them; reading brings them back.
+
+    Args:
+        path: a file that nobody writes to through a mapping: what was written to a private one would be lost.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    real = os.path.realpath(path)
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        span, *_, name = line.split(maxsplit=5)  # a mapping of no file has no name, and its inode stands there
+        if name == real:
+            start, end = (int(address, 16) for address in span.split("-"))
+            madvise(start, end - start, mmap.MADV_DONTNEED)  # advice: a kernel that does not take it loses nothing

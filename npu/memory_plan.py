@@ -6,9 +6,19 @@ from dataclasses import dataclass
 
 from hostcache.geometry import KVGeometry
 
+from .sizes import format_size
 from .weights import Activations, Form, PackedMatrix, WeightsPlan
 
-__all__ = ["CODE_BYTES", "PREALLOCATED_TOKENS", "USUAL_VOCABULARY", "MemoryPlan", "resident_weights", "runtime_bytes"]
+__all__ = [
+    "CODE_BYTES",
+    "LIBRARIES_BYTES",
+    "PREALLOCATED_TOKENS",
+    "USUAL_VOCABULARY",
+    "MemoryPlan",
+    "resident_weights",
+    "runtime_bytes",
+    "step_bytes",
+]
 
 PREALLOCATED_TOKENS = 2048
 """Tokens a cache without paging sets aside for each session: what paging is compared with."""
@@ -16,22 +26,25 @@ PREALLOCATED_TOKENS = 2048
 USUAL_VOCABULARY = 49_152
 """Tokens assumed where only a geometry is known."""
 
+# Measured with ONNX Runtime 1.32, numpy 2.4, tokenizers 0.23 and CPython 3.11 on x86-64: resident memory, so that code
+# counts in full even where other processes map it too.
+
 CODE_BYTES = 60 << 20
 """Resident code of the interpreter and of all libraries: 48 to 66 MiB, since the kernel maps more of a file around a
 fault if it lies in the page cache."""
 
-# Measured with ONNX Runtime 1.32, numpy 2.4, tokenizers 0.23 and CPython 3.11 on x86-64: resident memory, so that code
-# counts in full even where other processes map it too.
-_HEAP_BYTES = 36 << 20  # the interpreter's and the libraries' own
+LIBRARIES_BYTES = CODE_BYTES + (36 << 20)
+"""The interpreter and all libraries with what they have on the heap, before there is a model."""
+
 _TOKEN_BYTES = 530  # of vocabulary and merges, in the tokenizer
 _LAYER_BYTES = 340 << 10  # a session and its graph, without weights
 
 _RESIDENT_BYTES: dict[Form, tuple[float, dict[Activations, int]]] = {
-    # packed scales, block sums for int8, offsets; and the scales once more, which stay mapped
-    Form.Q4: (0.5, {"int8": 4 + 4 + 4, "fp32": 4}),
-    Form.Q4_OFFSET: (0.5, {"int8": 4 + 4 + 4 + 4, "fp32": 4 + 4}),
-    Form.Q8: (1, {"int8": 4 + 4 + 4}),
-    Form.Q8_OFFSET: (1, {"int8": 4 + 4 + 4 + 4}),
+    # scales, block sums for int8, offsets
+    Form.Q4: (0.5, {"int8": 4 + 4, "fp32": 4}),
+    Form.Q4_OFFSET: (0.5, {"int8": 4 + 4 + 4, "fp32": 4 + 4}),
+    Form.Q8: (1, {"int8": 4 + 4}),
+    Form.Q8_OFFSET: (1, {"int8": 4 + 4 + 4}),
     Form.Q8_HALVES: (1, {"fp32": 2 * 4 + 4}),
     Form.DENSE: (4, {"int8": 0, "fp32": 0}),
 }
@@ -50,12 +63,23 @@ class MemoryPlan:
         ram_bytes: memory of the board.
         reserve_bytes: left to the kernel and other programs.
         weights_bytes: weights as they lie in memory after load.
-        runtime_bytes: interpreter, libraries, graphs and tokenizer.
+        runtime_bytes: interpreter, libraries, graphs, tokenizer, and what a full step computes in.
         staging_bytes: the staging arena.
         device_bytes: memory of the emulated NPU's own; a board's NPU reads the arena itself.
         pool_asked: bytes asked for the pool; it takes whole blocks of them.
         context: tokens one session must be able to hold; None asks for nothing.
         context_limit: positions the model was trained for; None if unknown.
+
+    Example:
+        >>> from hostcache import KVGeometry
+        >>> from npu.memory_plan import MemoryPlan
+        >>> plan = MemoryPlan(
+        ...     KVGeometry(layers=24, kv_heads=2, head_dim=128), ram_bytes=4 << 30, reserve_bytes=512 << 20,
+        ...     weights_bytes=1100 << 20, runtime_bytes=130 << 20, staging_bytes=32 << 20, device_bytes=0,
+        ...     pool_asked=192 << 20,
+        ... )
+        >>> plan.fits, plan.pool_blocks, plan.sessions(tokens=32), plan.preallocated_sessions(tokens=32)
+        (True, 512, 256, 4)
     """
 
     geometry: KVGeometry
@@ -87,7 +111,7 @@ class MemoryPlan:
 
     @property
     def process_bytes(self) -> int:
-        """Resident memory of the process once it has served a request."""
+        """Resident memory of the process once a step was full."""
         return self.weights_bytes + self.runtime_bytes + self.staging_bytes + self.device_bytes + self.pool_bytes
 
     @property
@@ -105,23 +129,23 @@ class MemoryPlan:
         found = []
         if self.needed_bytes > self.ram_bytes:
             found.append(
-                f"{_mib(self.needed_bytes)} are needed and {_mib(self.ram_bytes)} are there: "
+                f"{format_size(self.needed_bytes)} are needed and {format_size(self.ram_bytes)} are there: "
                 + (
-                    f"a pool of {_mib(self.pool_limit_bytes)} would fit"
+                    f"a pool of {format_size(self.pool_limit_bytes)} would fit"
                     if self.pool_limit_bytes
                     else "no pool would fit"
                 )
             )
         if self.pool_blocks < 1:
             found.append(
-                f"a pool of {_mib(self.pool_asked)} holds no block of {_mib(self.geometry.block_bytes)}: "
+                f"a pool of {format_size(self.pool_asked)} holds no block of {format_size(self.geometry.block_bytes)}: "
                 "ask for a larger one"
             )
         elif self.context is not None and self.geometry.blocks_for(self.context) > self.pool_blocks:
             needed = self.geometry.blocks_for(self.context)
             found.append(
                 f"a context of {self.context} tokens takes {needed} blocks and the pool has {self.pool_blocks}: "
-                f"ask for {_mib(needed * self.geometry.block_bytes)} or a shorter context"
+                f"ask for {format_size(needed * self.geometry.block_bytes)} or a shorter context"
             )
         if self.context is not None and self.context_limit is not None and self.context > self.context_limit:
             found.append(f"a context of {self.context} tokens is beyond the {self.context_limit} of the model")
@@ -156,9 +180,20 @@ def _resident_bytes(matrix: PackedMatrix, activations: Activations) -> int:
 
 
 def runtime_bytes(layers: int, vocab: int = USUAL_VOCABULARY) -> int:
-    """Bytes a process takes to run a model, beside weights, pool and staging."""
-    return _HEAP_BYTES + CODE_BYTES + layers * _LAYER_BYTES + vocab * _TOKEN_BYTES
+    """Bytes a process takes to run a model, beside weights, pool, staging and steps.
+
+    What few need is not counted: 25 MiB of llguidance if an answer follows a structure, 5 MiB of gguf if a tensor is of
+    a rarer type.
+    """
+    return LIBRARIES_BYTES + layers * _LAYER_BYTES + vocab * _TOKEN_BYTES
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+def step_bytes(hidden: int, ffn: int, rows: int) -> int:
+    """Bytes of the buffers between graphs and of their temporaries, which stay with the process after a full step.
+
+    Args:
+        hidden: width of the residual stream.
+        ffn: width of the gated MLP.
+        rows: most tokens of a step.
+    """
+    return rows * 4 * (11 * hidden + 8 * ffn)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from hostcache.errors import UsageError
 
-__all__ = ["ROLES", "Message", "check_messages", "join_parts", "template_form"]
+__all__ = ["ROLES", "Message", "check_beside", "check_messages", "join_parts", "template_form"]
 
 Message: TypeAlias = Mapping[str, object]
 """`role` and `content`, as in OpenAI's chat format: a text or a list of text parts. An assistant's may have
@@ -24,8 +24,10 @@ def check_messages(messages: Sequence[Message]) -> None:
     """Refuse what is no conversation.
 
     Raises:
-        UsageError: a message is malformed; it is named by its place.
+        UsageError: they are no list, or a message is malformed; it is named by its place.
     """
+    if not isinstance(messages, list | tuple):
+        raise UsageError(f"messages are {reprlib.repr(messages)}; a conversation is a list of them", messages=messages)
     if not messages:
         raise UsageError("no messages; a conversation has at least one", messages=messages)
     for index, message in enumerate(messages):
@@ -47,6 +49,24 @@ def check_messages(messages: Sequence[Message]) -> None:
                 role=role,
                 content=content,
             )
+
+
+def check_beside(
+    tools: Sequence[Mapping[str, object]] | None,
+    documents: Sequence[Mapping[str, object]] | None,
+    variables: Mapping[str, object] | None,
+) -> None:
+    """Refuse what a template could not take beside messages.
+
+    Raises:
+        UsageError: tools or documents are no lists of mappings, or variables are no mapping of names.
+    """
+    for name, entries in (("tools", tools), ("documents", documents)):
+        fits = isinstance(entries, list | tuple) and all(isinstance(entry, Mapping) for entry in entries)
+        if entries is not None and not fits:
+            raise UsageError(f"{name} are {reprlib.repr(entries)}; pass a list of mappings, or None", name=name)
+    if variables is not None and not (isinstance(variables, Mapping) and all(isinstance(k, str) for k in variables)):
+        raise UsageError(f"variables are {reprlib.repr(variables)}; pass a mapping from names, or None")
 
 
 def template_form(message: Message) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hostcache.errors import BadModelFile, UnsupportedModel
+from hostcache.errors import BadModelFile, UnsupportedModel, UsageError
 from hostcache.geometry import KVGeometry
 
 from .architectures import ARCHITECTURES, Architecture
@@ -92,6 +92,18 @@ class ModelConfig:
     def geometry(self) -> KVGeometry:
         """Shape of the model's KV cache."""
         return KVGeometry(layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim)
+
+    def context(self, wanted: int | None) -> int:
+        """The most tokens of a sequence: as many as wanted, or as the model was made for.
+
+        Raises:
+            UsageError: more are wanted, or none.
+        """
+        if wanted is not None and not 1 <= wanted <= self.context_length:
+            raise UsageError(
+                f"a context of {wanted} is not within 1..{self.context_length}, the model's", context=wanted
+            )
+        return self.context_length if wanted is None else wanted
 
     @property
     def head_tensor(self) -> str:

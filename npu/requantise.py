@@ -6,12 +6,10 @@ Quantising itself is the `gguf` package's. A tensor is left alone where quantisi
 - a matrix that is already quantised to no more bits than asked for is copied;
 - a matrix whose rows are not made of whole blocks of 32 is copied.
 
-=======  ========================  ==============================  =====================
-weights  matrices                  embedding and head              bits a weight
-=======  ========================  ==============================  =====================
-int8     Q8_0                      Q8_0                            8.5
-int4     Q4_1                      Q8_0                            5, and 8.5
-=======  ========================  ==============================  =====================
+| weights | matrices | embedding and head | bits a weight |
+|---------|----------|--------------------|---------------|
+| int8    | Q8_0     | Q8_0               | 8.5           |
+| int4    | Q4_1     | Q8_0               | 5, and 8.5    |
 
 The relative RMS error of normal weights is 0.5 % in Q8_0, 7.8 % in Q4_1 and 8.6 % in Q4_0: half a bit for a tenth of
 the error. K-quants would do better at 4 bits; the package reads them but does not write them. The head decides
@@ -20,6 +18,7 @@ between tokens and the embedding is what every layer starts from, so that both k
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -89,8 +88,8 @@ def target_type(name: str, info: TensorInfo, weights: Weights) -> GGMLType:
     return target
 
 
-def requantise(source: ModelSource, name: str, target: GGMLType, loss: Loss) -> NDArray[np.uint8]:
-    """Bring a tensor to a type.
+def requantise(source: ModelSource, name: str, target: GGMLType, loss: Loss) -> Iterator[NDArray[np.uint8]]:
+    """Bring a tensor to a type, piece by piece.
 
     Args:
         source: the open model.
@@ -98,28 +97,29 @@ def requantise(source: ModelSource, name: str, target: GGMLType, loss: Loss) -> 
         target: from `target_type`.
         loss: grows by what this tensor loses.
 
-    Returns:
-        uint8 `[rows, row_bytes]`, or `[nbytes]` of a vector; beside it, only a few megabytes are taken.
+    Yields:
+        uint8 `[some rows, row_bytes]` in order, a vector being one row; only a few megabytes are taken at a time.
 
     Raises:
         BadModelFile: a weight is infinite or not a number, or too large for the scales of `target`.
         MissingExtra: the `gguf` package is not installed.
     """
     info, data = source.tensors[name], source.data(name)
-    if target is info.type:
-        return data if len(info.shape) < 2 else data.reshape(info.shape[0], -1)
-    if len(info.shape) < 2:
-        vector: NDArray[np.uint8] = dequantize(info.type, data.reshape(1, -1)).view(np.uint8)[0]
-        return vector
-    rows, columns = info.shape
-    raw = data.reshape(rows, -1)
-    out = np.empty((rows, target.bytes_of(columns)), np.uint8)
-    quants = gguf_quants()
+    columns = info.shape[-1]
+    rows = data.reshape(-1, info.type.bytes_of(columns))  # a vector is one row
     step = max(1, _CHUNK_ELEMENTS // columns)
-    for start in range(0, rows, step):
-        wanted = dequantize(info.type, raw[start : start + step])
+    quants = gguf_quants()
+    for start in range(0, len(rows), step):
+        piece = rows[start : start + step]
+        if target is info.type:
+            yield piece
+            continue
+        wanted = dequantize(info.type, piece)
+        if target is GGMLType.F32:
+            yield wanted.view(np.uint8)
+            continue
         with np.errstate(all="ignore"):  # weights too small or too large for a scale show in the check below
-            stored = quants.quantize(wanted, quants.GGMLQuantizationType(target))
+            stored: NDArray[np.uint8] = quants.quantize(wanted, quants.GGMLQuantizationType(target))
             error = (dequantize(target, stored) - wanted).astype(np.float64)
         if not np.isfinite(error).all():
             raise BadModelFile(
@@ -128,7 +128,6 @@ def requantise(source: ModelSource, name: str, target: GGMLType, loss: Loss) -> 
                 path=str(source.path),
                 tensor=name,
             )
-        out[start : start + step] = stored
         loss.error += float((error * error).sum())
         loss.total += float((wanted.astype(np.float64) ** 2).sum())
-    return out
+        yield stored

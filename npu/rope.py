@@ -3,12 +3,10 @@
 Pair i of a head turns by `position * frequency[i]` (Su et al., arXiv 2104.09864). Models whose context was stretched
 after training turn slower. By pairs, with f for the stretching factor:
 
-=======  =====================================================================================================
-linear   all by `1 / f` (Chen et al., arXiv 2306.15595)
-yarn     those that turn often within the original context as before, slow ones by `1 / f`, a ramp between the two;
-         and cos and sin grow by `0.1 * ln(f) + 1`, which makes attention sharper (Peng et al., arXiv 2309.00071)
-factors  each by one over a number of its own, which the model brings; Llama 3.1's are computed by `llama3_factors`
-=======  =====================================================================================================
+- linear: all by `1 / f` (Chen et al., arXiv 2306.15595);
+- yarn: those that turn often within the original context as before, slow ones by `1 / f`, a ramp between the two; and
+  cos and sin grow by `0.1 * ln(f) + 1`, which makes attention sharper (Peng et al., arXiv 2309.00071);
+- factors: each by one over a number of its own, which the model brings; Llama 3.1's are computed by `llama3_factors`.
 
 Everything is float64; what the graphs get is rounded once, as cos and sin.
 """

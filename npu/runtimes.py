@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -40,7 +41,7 @@ def open_runtime(
     *,
     threads: int = 1,
     rounding: Rounding = "output",
-    graphs: Path | None = None,
+    graphs: str | os.PathLike[str] | None = None,
 ) -> AttentionRuntime:
     """Open an attention runtime over a cache; the caller closes it.
 
@@ -57,6 +58,22 @@ def open_runtime(
         BadModelFile: the folder of graphs is damaged.
         MissingExtra: what the runtime needs is not installed.
         DeviceError: the simulator's process did not start, or the NPU cannot be used.
+
+    Example:
+        >>> import numpy as np
+        >>> from hostcache import KVGeometry, PagedKVCache
+        >>> from npu.attention import AttentionBatch
+        >>> from npu.runtimes import open_runtime
+        >>> cache = PagedKVCache.create(KVGeometry(layers=1, kv_heads=1, head_dim=8), nbytes=1 << 20)
+        >>> table = cache.table()
+        >>> table.append(2)
+        >>> keys, values = np.ones((2, 1, 8), np.float32), np.array([[[1.0] * 8], [[3.0] * 8]], np.float32)
+        >>> cache.write(0, table.slots(0, 2), keys, values)
+        >>> runtime, out = open_runtime("cpu", cache, heads=1), np.empty((1, 1, 8), np.float32)
+        >>> runtime.begin_step(AttentionBatch(np.array([0, 1], np.int32), np.array([2], np.int32), table.ids[None]))
+        >>> runtime.attend(0, np.ones((1, 1, 8), np.float32), out)
+        >>> out[0, 0].tolist()  # equal keys: the mean of the values
+        [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
     """
     if name in ("auto", "cpu"):
         return CpuAttention(cache, heads, threads)
@@ -79,7 +96,9 @@ def _simulated(cache: PagedKVCache, heads: int, host: AttentionRuntime) -> Atten
     return _staged(cache, heads, host, SimulatorDevice(geometry.kv_heads, heads, geometry.head_dim))
 
 
-def _on_board(cache: PagedKVCache, heads: int, host: AttentionRuntime, graphs: Path | None) -> AttentionRuntime:
+def _on_board(
+    cache: PagedKVCache, heads: int, host: AttentionRuntime, graphs: str | os.PathLike[str] | None
+) -> AttentionRuntime:
     if graphs is None:
         raise UsageError(
             "the rknnlite runtime needs the model's attention graphs: rockpage export attention MODEL --out DIR, on an "
@@ -88,7 +107,7 @@ def _on_board(cache: PagedKVCache, heads: int, host: AttentionRuntime, graphs: P
     geometry = cache.geometry
     npu = discover().npu
     cores = npu.cores if npu and npu.driver == "rknpu" else CORES  # if it is hidden; the vendor's runtime knows
-    device = RknnLiteDevice(graphs, geometry.kv_heads, heads, geometry.head_dim, cores=cores)
+    device = RknnLiteDevice(Path(graphs), geometry.kv_heads, heads, geometry.head_dim, cores=cores)
     return _staged(cache, heads, host, device, buckets=device.buckets, batches=device.batches)
 
 

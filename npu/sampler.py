@@ -1,7 +1,7 @@
 """From a row of logits to the next token.
 
 The filters run in the order of Hugging Face transformers (`GenerationMixin._get_logits_processor`), each on what the
-one before left over::
+one before left over:
 
     logit bias -> repetition penalty -> frequency and presence penalty -> structure
         -> temperature -> top-k -> top-p -> min-p -> typical-p -> draw
@@ -37,6 +37,16 @@ class Sampler:
     Attributes:
         params: as given.
         seed: the seed in use; with it the same answer can be drawn again.
+
+    Example:
+        >>> import numpy as np
+        >>> from npu.sampler import Sampler, SamplingParams
+        >>> logits, history = np.log(np.array([0.25, 0.25, 0.5], np.float32)), np.array([1], np.int32)
+        >>> Sampler(SamplingParams()).sample(logits, history)
+        2
+        >>> tokens, probabilities = Sampler(SamplingParams(temperature=0.5)).distribution(logits, history)
+        >>> probabilities.round(3).tolist()  # squared: 1 to 1 to 4
+        [0.167, 0.167, 0.667]
     """
 
     def __init__(self, params: SamplingParams) -> None:

@@ -47,6 +47,15 @@ class SamplingParams:
 
     Raises:
         UsageError: a value is outside its range.
+
+    Example:
+        >>> from npu.sampling_params import SamplingParams
+        >>> SamplingParams().temperature  # greedy
+        0.0
+        >>> SamplingParams(temperature=0.7, top_p=0)
+        Traceback (most recent call last):
+        ...
+        hostcache.errors.UsageError: top_p is 0; it must be above 0 and at most 1 (all tokens)
     """
 
     temperature: float = 0.0
@@ -80,12 +89,12 @@ class SamplingParams:
             "frequency_penalty": (_is_within(self.frequency_penalty, _MOST_PENALTY), "from -2 to 2"),
             "presence_penalty": (_is_within(self.presence_penalty, _MOST_PENALTY), "from -2 to 2"),
             "logit_bias": (_is_bias(self.logit_bias), "a mapping of token ids to numbers from -100 to 100"),
-            "structure": (self.structure is None or isinstance(self.structure, Structure), "a Structure, or None"),
+            "structure": (self.structure is None or isinstance(self.structure, Structure), "a Structure"),
             "logprobs": (
                 logprobs is None or (_is_integer(logprobs) and 0 <= logprobs <= _MOST_LOGPROBS),
-                f"from 0 to {_MOST_LOGPROBS}, or None",
+                f"from 0 to {_MOST_LOGPROBS}",
             ),
-            "seed": (seed is None or (_is_integer(seed) and 0 <= seed < _SEEDS), "from 0 to 2**64 - 1, or None"),
+            "seed": (seed is None or (_is_integer(seed) and 0 <= seed < _SEEDS), "from 0 to 2**64 - 1"),
             "max_tokens": (_is_integer(self.max_tokens) and self.max_tokens >= 1, "an integer, 1 or more"),
             "stop": (
                 isinstance(self.stop, tuple) and all(map(_is_text, self.stop)),

@@ -26,6 +26,13 @@ class Score:
     Attributes:
         logprobs: float64 `[n - 1]`, natural logarithm of the probability of tokens 1..n-1.
         top1: int32 `[n - 1]`, the most likely token at each of those positions.
+
+    Example:
+        >>> import numpy as np
+        >>> from npu.score import Score
+        >>> halves = Score(logprobs=np.log([0.5, 0.5]), top1=np.array([7, 9], np.int32))
+        >>> round(halves.perplexity, 6)  # as if each token had been drawn from two
+        2.0
     """
 
     logprobs: NDArray[np.float64]

@@ -66,5 +66,11 @@ def open_model(path: str | os.PathLike[str]) -> GGUFFile | HuggingFaceFolder:
         BadModelFile: a file is damaged or contradicts itself or another.
         UnsupportedModel: of a format's version, a model type, a variant or a tensor type that rockpage does not run.
         MissingExtra: a folder is given and the `safetensors` library is not installed.
+
+    Example:
+        >>> from npu.source import open_model
+        >>> with open_model("model.gguf") as source:
+        ...     print(source.metadata["general.architecture"], source.tensors["token_embd.weight"].shape)
+        llama (49152, 576)
     """
     return HuggingFaceFolder.open(path) if Path(path).is_dir() else GGUFFile.open(path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -52,6 +54,7 @@ class SpacePrefix:
 
 
 NO_PREFIX = SpacePrefix(frozenset())
+"""Text is taken as it is: nothing is put in front of it."""
 
 
 def prefix_of_metadata(metadata: Metadata) -> SpacePrefix:
@@ -87,7 +90,8 @@ def ranked_merges(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str,
 
     Raises:
         BadModelFile: scores are missing, too few, no numbers, or a piece is longer than any.
-        UnsupportedModel: two pieces have the same score, which leaves open what to join first.
+        UnsupportedModel: two pieces have the same score, which leaves open what to join first, and are not runs of
+            one character.
     """
     key = "tokenizer.ggml.scores"
     scores = list_of(float, metadata, key)
@@ -106,20 +110,40 @@ def ranked_merges(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str,
             id=pieces[longest],
         )
     merges: list[tuple[str, str]] = []
-    joined_with: dict[float, str] = {}
-    for piece in sorted(pieces, key=lambda text: -scores[pieces[text]]):
-        cuts = ((piece[:end], piece[end:]) for end in range(1, len(piece)))
-        found = [(left, right) for left, right in cuts if left in pieces and right in pieces]
-        if found:
-            other = joined_with.setdefault(scores[pieces[piece]], piece)
-            if other != piece:
-                raise UnsupportedModel(
-                    f"the model file's tokens {other!r} and {piece!r} have the same score, so that it is not told which"
-                    " to make first; convert the model again from its tokenizer.model",
-                    pieces=(other, piece),
-                )
-            merges += found
+    by_score = sorted(pieces, key=lambda piece: -scores[pieces[piece]])
+    for _, equal in itertools.groupby(by_score, key=lambda piece: scores[pieces[piece]]):
+        joined = {piece: cuts for piece in equal if (cuts := _cuts(piece, pieces))}
+        if len(joined) > 1:
+            merges += _merges_of_runs(list(joined))
+        else:
+            merges += itertools.chain(*joined.values())
     return merges
+
+
+def _cuts(piece: str, pieces: Container[str]) -> list[tuple[str, str]]:
+    """Every way to cut a piece in two pieces."""
+    cuts = ((piece[:end], piece[end:]) for end in range(1, len(piece)))
+    return [(left, right) for left, right in cuts if left in pieces and right in pieces]
+
+
+def _merges_of_runs(equal: list[str]) -> list[tuple[str, str]]:
+    """Merges for pieces of one score, which are runs of one character, as Llama 2's runs of spaces are.
+
+    Of equal scores SentencePiece joins what stands furthest left. So the first run grows by one character at a time,
+    until it ends or there is no longer piece, and only then the next one begins: merges say so with the longer first.
+
+    Raises:
+        UnsupportedModel: they are not all the runs from two characters on.
+    """
+    runs = sorted(equal, key=len)
+    if runs != [runs[0][0] * length for length in range(2, len(runs) + 2)]:
+        other, piece = equal[:2]
+        raise UnsupportedModel(
+            f"the model file's tokens {other!r} and {piece!r} have the same score, so that it is not told which"
+            " to make first; convert the model again from its tokenizer.model",
+            pieces=(other, piece),
+        )
+    return [(run[:-1], run[-1]) for run in reversed(runs)]
 
 
 def build_pieces(vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:

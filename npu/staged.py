@@ -85,7 +85,8 @@ class StagedAttention:
 
     Attributes:
         name: the device's.
-        numerics: the device's, and the host's, which may attend any launch.
+        numerics: the device's, the buckets, which are the lengths of its sums, and the host's, which may attend any
+            launch.
         cores: what happened on each core.
         log: what went where, and why.
 
@@ -123,7 +124,8 @@ class StagedAttention:
                 region.close()
             raise
         self.name = self._device.name
-        self.numerics = self._device.numerics if host is None else f"{self._device.numerics}+{host.numerics}"
+        named = "-".join([self._device.numerics, *map(str, self._buckets.sizes)])
+        self.numerics = named if host is None else f"{named}+{host.numerics}"
         self.cores = Cores(cores)
         self.log = PlacementLog()
         self._placement = placement or Everything()

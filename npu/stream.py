@@ -30,6 +30,17 @@ class RequestOutput:
         finish_reason: why the request has ended; None while it goes on.
         error: what went wrong, if the reason is `FAILED`.
         logprobs: one entry for each of `token_ids`, if the request asked for them.
+
+    Example:
+        >>> from npu.engine import Engine
+        >>> from npu.sampler import SamplingParams
+        >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+        ...     request = engine.add_request("Monday, Tuesday,", SamplingParams(max_tokens=2))
+        ...     while not engine.idle:
+        ...         for output in engine.step():
+        ...             print(output.text, output.finish_reason)
+         Wednesday None
+        , FinishReason.LENGTH
     """
 
     request_id: int
@@ -119,7 +130,9 @@ class Stream:
         return child
 
     def push(self, token: int) -> str:
-        """Take the next token; returns the text that is decided by it."""
+        """Take the next token; returns the text that is decided by it. An end token, of whatever kind, has none."""
+        if token in self._end_ids:
+            return ""
         return self._take(self._stops.push(self._detokenizer.push(token)))
 
     def output(self, token: int, text: str) -> RequestOutput:

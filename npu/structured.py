@@ -56,6 +56,15 @@ class Structure:
 
     Raises:
         UsageError: `text` is no text.
+
+    Example:
+        >>> from npu.engine import Engine
+        >>> from npu.sampler import SamplingParams
+        >>> from npu.structured import Structure
+        >>> colour = SamplingParams(structure=Structure.choice([" purple", " green"]))
+        >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+        ...     print("Grass is" + "".join(engine.generate("Grass is", colour)))
+        Grass is green
     """
 
     syntax: Literal["JSON schema", "regular expression", "grammar"]
@@ -115,6 +124,7 @@ class StructureCompiler:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._end_ids = tokenizer.eos_ids  # that `_vocabulary` was built with
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._compiled: OrderedDict[Structure, llguidance.LLMatcher] = OrderedDict()
 
@@ -125,6 +135,10 @@ class StructureCompiler:
             UsageError: the structure is malformed, too large, uses what is not supported, or no answer can follow it.
             MissingExtra: llguidance is not installed.
         """
+        if self._end_ids != self._tokenizer.eos_ids:  # the first conversation has added the end of a turn
+            self._end_ids = self._tokenizer.eos_ids
+            self._vocabulary = None
+            self._compiled.clear()
         matcher = self._compiled.get(structure)
         if matcher is None:
             matcher = self._compiled[structure] = self._compile(structure)
@@ -151,7 +165,7 @@ class StructureCompiler:
                 case "regular expression":
                     grammar = LLMatcher.grammar_from_regex(structure.text)
                 case "grammar":
-                    grammar = LLMatcher.grammar_from_lark(structure.text)
+                    grammar = _unforced(structure.text)
             matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))  # type: ignore[arg-type] # three options by name
         except ValueError as error:  # no JSON, or no valid Unicode
             raise _refusal(structure, str(error)) from error
@@ -248,6 +262,16 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         text = text.decode() if isinstance(text, bytes) else text
         return [int(token) for token in self._tokenizer.encode(text, bos=False)]
+
+
+def _unforced(grammar: str) -> str:
+    """A grammar in llguidance's own form, under one that leaves it to the model how a text is cut into tokens.
+
+    Otherwise llguidance writes down every byte that must follow, and in `start: /a+/ "a"`, where the first terminal
+    takes each `a`, that has no end (1.9.1). The option holds for nested grammars too, and cannot be taken back by them.
+    """
+    around = '%llguidance {"no_forcing": true}\nstart: @answer'
+    return json.dumps({"grammars": [{"lark_grammar": around}, {"name": "answer", "lark_grammar": grammar}]})
 
 
 def _vocabulary(tokenizer: Tokenizer) -> llguidance.LLTokenizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.utils import Namespace
 
-from .template_budget import Budget, check_format, check_growth
+from .template_budget import Budget, check_format, check_growth, check_search
 
 __all__ = [
     "SafeNamespace",
@@ -21,6 +21,7 @@ __all__ = [
     "new_dict",
     "printed",
     "raise_exception",
+    "round_to_digits",
     "step",
     "stepping_test",
     "strftime_now",
@@ -28,14 +29,21 @@ __all__ = [
     "to_json",
 ]
 
-_GROWING_FILTERS = frozenset({"batch", "center", "indent", "join", "replace", "round", "tojson", "wordwrap", "xmlattr"})
+_GROWING_FILTERS = frozenset({"batch", "center", "indent", "join", "replace", "tojson", "xmlattr"})
+_WALKING_FILTERS = frozenset(
+    {
+        *("batch", "groupby", "join", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr"),
+        *("slice", "sort", "sum", "unique"),
+    }
+)
+_MOST_DIGITS = 308  # of a float, before or behind the point; rounding to more computes a power of ten as long
 
 
 class SafeNamespace(Namespace):
     """`namespace` of templates: no name that Python gives a meaning, and nothing of its inside when printed."""
 
     def __init__(self, /, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as `dict`
-        names = dict(*args, **kwargs)
+        names = new_dict(*args, **kwargs)
         for name in names:
             _check_name(name)
         super().__init__(names)
@@ -54,12 +62,14 @@ def _check_name(name: object) -> None:
 
 
 def bounded_filter(name: str, item: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that takes a step, refuses to grow without bound, and whose result is weighed or counted."""
+    """A filter that takes a step, refuses to grow or search without bound, and whose result is weighed or counted."""
     before_value = 1 if hasattr(item, "jinja_pass_arg") else 0  # the context comes first
 
     @functools.wraps(item)
     def bounded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a template's values
         Budget.step()
+        if name in _WALKING_FILTERS:
+            args = (*args[:before_value], _walked(args[before_value]), *args[before_value + 1 :])
         if name in _GROWING_FILTERS or name == "format":
             args = tuple(list(value) if isinstance(value, Iterator) else value for value in args)
             value, arguments = args[before_value], [*args[before_value + 1 :], *kwargs.values()]
@@ -67,10 +77,19 @@ def bounded_filter(name: str, item: Callable[..., Any]) -> Callable[..., Any]:
                 check_format(str(value), arguments)
             else:
                 check_growth(value, arguments)
+        if name == "trim":
+            check_search(str(args[before_value]), [*args[before_value + 1 :], *kwargs.values()])
         result = item(*args, **kwargs)
         return _counted(result) if isinstance(result, Iterator) else Budget.made(result)
 
     return bounded
+
+
+def _walked(items: Iterable[Any]) -> Iterator[Any]:
+    """What a filter is given, each a step, so that time is looked at before a C loop has seen all of it."""
+    for item in items:
+        Budget.step()
+        yield item
 
 
 def _counted(items: Iterator[Any]) -> Iterator[Any]:
@@ -115,9 +134,21 @@ def sum_of_numbers(sum_filter: Callable[..., Any]) -> Callable[..., Any]:
     return summed
 
 
+def round_to_digits(round_filter: Callable[..., Any]) -> Callable[..., Any]:
+    """`round`, but not to more digits than a float has."""
+
+    @functools.wraps(round_filter)
+    def rounded(value: Any, precision: int = 0, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a template's values
+        if not isinstance(precision, int) or abs(precision) > _MOST_DIGITS:
+            raise TemplateError(f"it rounds to {precision!r:.20} digits, {_MOST_DIGITS} are the most")
+        return round_filter(value, precision, *args, **kwargs)
+
+    return rounded
+
+
 def new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:  # noqa: ANN401 - as `dict`, but for its class's methods
-    """`dict` as a function."""
-    return dict(*args, **kwargs)
+    """`dict` as a function; pairs take a step each, for numbers can be chosen whose hashes are equal."""
+    return dict(*(arg if isinstance(arg, Mapping) else _walked(arg) for arg in args), **kwargs)
 
 
 def to_json(

@@ -7,8 +7,13 @@ from jinja2.visitor import NodeTransformer
 
 __all__ = ["CONCAT", "MADE", "STEP", "count_steps"]
 
-# Names of filters that no template can spell.
-STEP, MADE, CONCAT = "step!", "made!", "concat!"
+# Names that no template can spell, so that none can call or replace these filters.
+STEP = "step!"
+"""Filter that counts one step of the budget."""
+MADE = "made!"
+"""Filter that weighs what was made."""
+CONCAT = "concat!"
+"""Filter that joins texts as `~` does, and weighs what comes of it."""
 
 
 def count_steps(tree: nodes.Template, environment: Environment) -> nodes.Template:

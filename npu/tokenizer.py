@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -48,6 +49,16 @@ class Tokenizer:
             - Folder: `eos_token_id` of generation_config.json or, if that names none, of config.json; and the
               tokenizer's own `eos_token`.
         add_bos: as given.
+
+    Example:
+        >>> from npu.source import open_model
+        >>> from npu.text import tokenizer_of
+        >>> with open_model("model.gguf") as source:
+        ...     tokenizer = tokenizer_of(source)
+        >>> [tokenizer.decode([token]) for token in tokenizer.encode("Alarm 315")]
+        ['Al', 'arm', ' ', '3', '1', '5']
+        >>> tokenizer.encode("<|im_end|>", special=True).tolist(), len(tokenizer.encode("<|im_end|>"))
+        ([2], 7)
     """
 
     def __init__(
@@ -94,7 +105,7 @@ class Tokenizer:
         return cls(vocabulary, bpe, add_bos=_adds_bos(metadata, vocabulary, default=pre_tokenizer.adds_bos))
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> Tokenizer:
+    def from_folder(cls, folder: str | os.PathLike[str]) -> Tokenizer:
         """Build the tokenizer of a Hugging Face model folder.
 
         Args:

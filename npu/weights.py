@@ -7,16 +7,14 @@ block has the same offset, and `sum(x_i * offset) = sum(x_i) * offset` needs onl
 
 With codes, scales and offsets as `blocks.py` takes them apart:
 
-==========  ==========================  ==========================================  ===================================
-form        of                          weight                                      product
-==========  ==========================  ==========================================  ===================================
-Q4          Q4_0, Q3_K                  `scale * code`                              4-bit
-Q4_OFFSET   Q4_1, Q4_K, Q2_K            `scale * code + offset`                     4-bit, plus block sums by `offset`
-Q8          Q8_0, Q5_0, Q6_K, IQ4_NL    `scale * code`                              8-bit, int8 activations only
-Q8_OFFSET   Q5_1, Q5_K                  `scale * code + offset`                     8-bit, plus block sums by `offset`
-Q8_HALVES   those of Q8 and Q8_OFFSET   `16 * scale * hi + scale * lo' + offset'`   two 4-bit, plus block sums
-DENSE       F16, BF16, F32              the value in float32                        float32
-==========  ==========================  ==========================================  ===================================
+| form      | of                       | weight                                    | product                           |
+|-----------|--------------------------|-------------------------------------------|-----------------------------------|
+| Q4        | Q4_0, Q3_K               | `scale * code`                            | 4-bit                             |
+| Q4_OFFSET | Q4_1, Q4_K, Q2_K         | `scale * code + offset`                   | 4-bit, and block sums by `offset` |
+| Q8        | Q8_0, Q5_0, Q6_K, IQ4_NL | `scale * code`                            | 8-bit, int8 activations only      |
+| Q8_OFFSET | Q5_1, Q5_K               | `scale * code + offset`                   | 8-bit, and block sums by `offset` |
+| Q8_HALVES | Q8's and Q8_OFFSET's     | `16 * scale * hi + scale * lo' + offset'` | two 4-bit, and block sums         |
+| DENSE     | F16, BF16, F32           | the value in float32                      | float32                           |
 
 Q8_HALVES is for float activations, for which the 8-bit kernel has no fast path: `code = 16 * hi + lo` with hi in -8..7
 and lo in 0..15, `lo' = lo - 8` and `offset' = offset + 8 * scale`, rounded to float32. Everything else is exact.
@@ -26,12 +24,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hostcache.errors import UnsupportedModel
+from hostcache.errors import UnsupportedModel, UsageError
 
 from .blocks import FORMATS, unpack_blocks
 from .ggml import RUNNABLE_TYPES, GGMLType, dequantize
@@ -135,9 +133,12 @@ def plan_weights(source: ModelSource, config: ModelConfig, activations: Activati
     """Choose a form for every matrix and a place for every array; nothing is read or written.
 
     Raises:
+        UsageError: `activations` is not known.
         UnsupportedModel: a tensor is of a type that rockpage does not run.
         MissingExtra: a tensor's type needs the `gguf` package, which is not installed.
     """
+    if activations not in get_args(Activations):
+        raise UsageError(f"activations must be int8 or fp32, got {activations!r}", activations=activations)
     for name, info in source.tensors.items():
         if info.type not in RUNNABLE_TYPES:
             runnable = ", ".join(kind.name for kind in RUNNABLE_TYPES)

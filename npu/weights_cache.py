@@ -1,32 +1,33 @@
 """Keeps repacked weights on disk, so that a model is repacked once and mapped from then on.
 
-::
-
     $XDG_CACHE_HOME/rockpage/
         digests/<of the path>.json      what a model file hashed to, while its size, time and inode are the same
-        weights/<model>-<activations>-<form version>/
-            weights.bin                 the arrays of a `WeightsPlan`, then the SHA-256 of all of them
-            lock                        held while weights.bin is written
+        weights/
+            lock                        held while something is added or removed
+            <model>-<activations>-<form version>/
+                weights.bin             the arrays of a `WeightsPlan`, then the SHA-256 of all of them
 
 A file appears under its name only when it is complete and on disk. What is found there is hashed before it is used,
-so a damaged file is rebuilt instead of believed. Nothing in it comes from a prompt.
+so a damaged file is rebuilt instead of believed. Nothing in it comes from a prompt. `cache_room.py` bounds its size.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hostcache.errors import BadModelFile, UsageError
+from hostcache.errors import BadModelFile, RockpageError, UsageError
 
+from .cache_room import cache_limit, make_room, open_in_use, writing
+from .folder_files import read_object
 from .mapped_file import MappedFile, file_identity
 from .onnx_graph import WEIGHTS_FILE
 from .source import ModelSource
@@ -38,6 +39,7 @@ FORM_VERSION = 1
 """Part of the cache's key and of a decoder's `numerics`: raise it whenever a file's content or a graph changes."""
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_DIGEST = re.compile(f"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")  # in hex; it becomes the name of a folder
 _READ_BYTES = 1 << 20
 
 
@@ -83,9 +85,10 @@ def model_digest(source: ModelSource, cache_dir: Path) -> str:
 def weights_folder(
     source: ModelSource, plan: WeightsPlan, digest: str, activations: Activations, cache_dir: Path
 ) -> Iterator[Path]:
-    """A folder that holds the finished weights file, for as long as the context lasts.
+    """A folder that holds the finished weights file, which nobody removes as long as the context lasts.
 
-    Where the cache cannot be written, the file goes to a temporary folder; mappings of it outlive the context.
+    What was used longest ago is removed to make room for a new file. Where the cache cannot be written, the file goes
+    to a temporary folder; mappings of it outlive the context.
 
     Args:
         source: the open model.
@@ -95,72 +98,93 @@ def weights_folder(
         cache_dir: the cache's root.
 
     Raises:
-        UsageError: neither the cache nor the temporary folder can hold the file.
+        UsageError: neither the cache nor the temporary folder can hold the file, or `ROCKPAGE_CACHE_SIZE` is no size.
     """
-    folder = cache_dir / "weights" / f"{digest[:32]}-{activations}-{FORM_VERSION}"
+    limit = cache_limit()
+    path = cache_dir / "weights" / f"{digest[:32]}-{activations}-{FORM_VERSION}" / WEIGHTS_FILE
     with contextlib.ExitStack() as stack:
-        if not _is_whole(folder / WEIGHTS_FILE, plan):
+        file = _open_whole(path, plan)
+        if file is None:
             try:
-                _build(folder, source, plan)
+                file = _build(path, source, plan, limit)
             except OSError as refusal:
-                folder = _build_elsewhere(stack, source, plan, refusal)
-        yield folder
+                path, file = _build_elsewhere(stack, source, plan, refusal)
+        with file:
+            yield path.parent
 
 
-def _build_elsewhere(stack: contextlib.ExitStack, source: ModelSource, plan: WeightsPlan, refusal: OSError) -> Path:
+def _build_elsewhere(
+    stack: contextlib.ExitStack, source: ModelSource, plan: WeightsPlan, refusal: OSError
+) -> tuple[Path, io.BufferedReader]:
+    """Write the weights file to a folder that `stack` removes; its path and the open file."""
     try:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rockpage-")))
-        _build(folder, source, plan)
+        # /tmp is often memory, which a board lacks; /var/tmp is not (Filesystem Hierarchy Standard 3.0, 5.15).
+        place = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)  # noqa: S108
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rockpage-", dir=place))
+        path = Path(folder) / "weights" / WEIGHTS_FILE
+        return path, _build(path, source, plan, plan.nbytes)
     except OSError as error:
         raise UsageError(
             f"{plan.nbytes} bytes of repacked weights can be kept neither in the cache ({refusal}) nor in"
             f" a temporary folder ({error}); set XDG_CACHE_HOME to a folder with room",
             needed=plan.nbytes,
         ) from error
-    return folder
 
 
-def _build(folder: Path, source: ModelSource, plan: WeightsPlan) -> None:
-    """Write the weights file of `folder`, unless another process does so first."""
-    make_private(folder)
-    path = folder / WEIGHTS_FILE
-    with (folder / "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when we are done or dead
-        if _is_whole(path, plan):
-            return
+def _build(path: Path, source: ModelSource, plan: WeightsPlan, limit: int) -> io.BufferedReader:
+    """Write a weights file, unless another process does so first, and open it."""
+    folder, nbytes = path.parent, plan.nbytes + _DIGEST_BYTES
+    make_private(folder.parent)
+    with writing(folder.parent):
+        file = _open_whole(path, plan)
+        if file is not None:
+            return file
+        make_room(folder.parent, nbytes, limit, beside=folder)
+        make_private(folder)
         unfinished = path.with_suffix(".tmp")  # under the lock it is ours; a killed writer's is written over
         try:
-            with unfinished.open("w+b") as file:
-                plan.write(source, file)
-                file.seek(0)
-                file.write(_hash(file, plan.nbytes))
-                file.flush()
-                os.fsync(file.fileno())
+            with unfinished.open("w+b") as new:
+                os.posix_fallocate(new.fileno(), 0, nbytes)  # a full disk shows before the work, not at its end
+                plan.write(source, new)
+                new.seek(0)
+                new.write(_hash(new, plan.nbytes))
+                new.flush()
+                os.fsync(new.fileno())
         except BaseException:  # a full disk that should not stay full; Ctrl-C
             unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not if it holds a damaged file
+                folder.rmdir()
             raise
         unfinished.replace(path)
         _sync_folder(folder)
+        return open_in_use(path)
 
 
-def _is_whole(path: Path, plan: WeightsPlan) -> bool:
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size != plan.nbytes + _DIGEST_BYTES:
-                return False
-            return _hash(file, plan.nbytes) == file.read()
-    except OSError:
-        return False
+def _open_whole(path: Path, plan: WeightsPlan) -> io.BufferedReader | None:
+    """The weights file of a plan, in use until it is closed; None if it is not there or damaged."""
+    with contextlib.ExitStack() as closing:
+        try:
+            file = closing.enter_context(open_in_use(path))
+            size = os.fstat(file.fileno()).st_size
+            if size != plan.nbytes + _DIGEST_BYTES or _hash(file, plan.nbytes) != file.read():
+                return None
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):  # another user's, or read-only: it only seems to be used less than it is
+            os.utime(file.fileno())
+        closing.pop_all()
+        return file
 
 
 def _file_digest(model: MappedFile, cache_dir: Path) -> str:
     real = os.path.realpath(model.path)
     note = cache_dir / "digests" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
     known = {"path": real, "identity": list(model.identity)}
-    with contextlib.suppress(OSError, ValueError):  # not noted yet, or not readable: it is computed again
-        noted = json.loads(note.read_bytes())
-        if isinstance(noted, dict) and isinstance(noted.get("sha256"), str) and noted == {**noted, **known}:
-            return str(noted["sha256"])
+    with contextlib.suppress(RockpageError):  # not readable: it is computed again, as if it had not been noted yet
+        noted = read_object(note) or {}
+        noted_digest = noted.get("sha256")
+        if noted == {**noted, **known} and isinstance(noted_digest, str) and _DIGEST.fullmatch(noted_digest):
+            return noted_digest
     with _open_again(model) as file:
         digest = _hash(file, model.size).hex()
     with contextlib.suppress(OSError):

@@ -30,6 +30,15 @@ class StagingArena:
     Raises:
         UsageError: the region does not hold a page for each buffer.
         Misaligned: the region does not start on a page.
+
+    Example:
+        >>> from unittest.mock import Mock  # in place of a device
+        >>> from hostcache import Region
+        >>> from staging import DeviceMemory, StagingArena
+        >>> arena = StagingArena(Region.anonymous(8192), buffers=2, device=Mock(DeviceMemory))
+        >>> buffer = arena.acquire()
+        >>> arena.free, buffer.state
+        (1, <BufferState.FILLING: 'filling'>)
     """
 
     def __init__(self, region: Region, buffers: int, device: DeviceMemory) -> None:

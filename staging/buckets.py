@@ -27,6 +27,11 @@ class Buckets:
 
     Raises:
         UsageError: the list is empty, not ascending, or holds a size the device cannot take.
+
+    Example:
+        >>> from staging import Buckets
+        >>> Buckets((64, 256)).fit(65)
+        256
     """
 
     def __init__(self, sizes: Sequence[int] = DEFAULT_BUCKETS) -> None:

@@ -48,8 +48,6 @@ class DeviceMemory(Protocol):
 class StagingBuffer:
     """A fixed piece of the arena that carries one job's operands to the device and its result back.
 
-    ::
-
         FREE --acquire--> FILLING --sync_to_device--> READY --launch--> IN_FLIGHT --release--> FREE
 
     `release` is allowed from every state but FREE, so that whatever fails, the buffer comes back. Queries, mask and
@@ -61,6 +59,23 @@ class StagingBuffer:
         index: the buffer's number in the arena.
         memory: uint8; the arena's bytes that belong to this buffer.
         state: where it is in its life.
+
+    Example:
+        >>> from unittest.mock import Mock  # in place of a device
+        >>> import numpy as np
+        >>> from hostcache import KVGeometry, PagedKVCache, Region
+        >>> from staging import DeviceMemory, GatherPlan, StagingArena, StagingLayout
+        >>> geometry = KVGeometry(layers=1, kv_heads=1, head_dim=8)
+        >>> cache = PagedKVCache.create(geometry, nbytes=1 << 20)
+        >>> table = cache.table()
+        >>> table.append(20)
+        >>> layout = StagingLayout(batch=1, kv_heads=1, tokens=32, rows=4, head_dim=8, mask_rows=1)
+        >>> plan = GatherPlan.build(geometry, cache.blocks, table.ids[None], np.array([20], np.int32), layout)
+        >>> buffer = StagingArena(Region.anonymous(4096), buffers=1, device=Mock(DeviceMemory)).acquire()
+        >>> buffer.fill(cache, plan, layer=0)
+        >>> buffer.sync_to_device()  # now launch, sync_from_device, read buffer.out, release
+        >>> buffer.keys.shape, buffer.state
+        ((1, 32, 8), <BufferState.READY: 'ready'>)
     """
 
     def __init__(self, index: int, offset: int, memory: NDArray[np.uint8], device: DeviceMemory) -> None:

@@ -52,8 +52,6 @@ class Place:
 class StagingLayout:
     """Shapes and byte offsets of one launch's operands, all fp16, one after the other.
 
-    ::
-
         keys    [batch * kv_heads, tokens, key_channels]
         values  [batch * kv_heads, tokens, head_dim]
         query   [batch * kv_heads, rows,   key_channels]

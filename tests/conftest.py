@@ -23,7 +23,7 @@ COMPARISONS = (
     "npu/test_families.py",
     "npu/test_gguf_tokenizer.py",
     "npu/test_huggingface.py",
-    "npu/test_rope.py",
+    "npu/test_rope_oracle.py",
     "npu/test_same_tokens.py",
     "tools/test_models.py",
 )

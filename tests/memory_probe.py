@@ -19,8 +19,8 @@ from .footprint import Footprint
 
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 
-PROMPT_CHARACTERS = 600
-"""About 120 tokens of plain English, in chunks of several sizes."""
+PROMPT_CHARACTERS = 400
+"""More tokens of plain English than a chunk has; four of them make full steps."""
 
 
 def main(model: str, runtime: str, activations: str, pool_bytes: str, cache_dir: str) -> None:
@@ -35,12 +35,13 @@ def main(model: str, runtime: str, activations: str, pool_bytes: str, cache_dir:
         cache_dir=Path(cache_dir),
     )
     stages["loaded"] = Footprint.of_this_process()
-    for stage, prompt, tokens in (
-        ("stepped", "Hello", 1),
-        ("generated", LICENSE.read_text(encoding="utf-8")[:PROMPT_CHARACTERS], 8),
-    ):
-        for _ in engine.generate(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True)):
-            pass
+    text = LICENSE.read_text(encoding="utf-8")
+    parts = [text[PROMPT_CHARACTERS * part :][:PROMPT_CHARACTERS] for part in range(4)]
+    for stage, prompts, tokens in (("stepped", ["Hello"], 1), ("generated", parts, 8)):
+        for prompt in prompts:
+            engine.add_request(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True))
+        while not engine.idle:
+            engine.step()
         stages[stage] = Footprint.of_this_process()
     engine.close()
     json.dump({stage: footprint.as_dict() for stage, footprint in stages.items()}, sys.stdout)

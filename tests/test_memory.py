@@ -24,8 +24,8 @@ from .footprint import Footprint
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
 
-POOL_BYTES = 22 * 368_640
-"""22 blocks of 30 layers * 2 * 3 heads * 16 tokens * 64 * 2 bytes: small, so that it hides nothing."""
+POOL_BYTES = 32 * 368_640
+"""32 blocks of 30 layers * 2 * 3 heads * 16 tokens * 64 * 2 bytes: small, so that it hides nothing."""
 
 OTHER_BYTES = 80 * MIB
 """What may stand beside the weights: tokenizer, sessions, buffers between graphs, arenas of allocators."""
@@ -74,6 +74,8 @@ def test_a_load_holds_little_more_than_the_weights(
     assert loaded.peak - imported.resident <= 1.5 * quantised_bytes + OTHER_BYTES
     # A load needs next to nothing beyond what it ends with, whatever the size of the model.
     assert loaded.peak - loaded.resident <= 8 * MIB
+    # The kernels for int8 read only what they have packed; those for float32 read the scales where they are mapped.
+    assert (stages["generated"].weights > 0) == (activations == "fp32")
 
 
 @pytest.mark.parametrize("activations", ["int8", "fp32"])
@@ -86,12 +88,11 @@ def test_plan_is_within_a_tenth_of_what_is_measured(
     answer = json.loads(capsys.readouterr().out)
     assert answer["pool_bytes"] == POOL_BYTES
     assert answer["needed_bytes"] - answer["reserve_bytes"] == answer["process_bytes"]
-    stages = probe(runtime, activations, "warm")
-    for stage in ("stepped", "generated"):
-        # Of libraries and of the model file the kernel maps as much around a fault as lies in the page cache: 20 MiB
-        # more just after they were written. So code counts as planned, and the embedding, which no plan counts, not.
-        measured = stages[stage].anonymous + stages[stage].weights + CODE_BYTES
-        assert answer["process_bytes"] == pytest.approx(measured, rel=0.1), stage
+    full = probe(runtime, activations, "warm")["generated"]
+    # Of libraries and of the model file the kernel maps as much around a fault as lies in the page cache: 20 MiB more
+    # just after they were written. So code counts as planned, and the embedding, which no plan counts, not.
+    measured = full.anonymous + full.weights + CODE_BYTES
+    assert answer["process_bytes"] == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize("activations", ["int8", "fp32"])

@@ -8,7 +8,14 @@ from typing import NoReturn, Protocol, TypeAlias
 
 from .streams import complain
 
-__all__ = ["Command", "Parser", "Subparsers", "add_command"]
+__all__ = ["Command", "Help", "Parser", "Subparsers", "add_command"]
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help that fits a screen: an option and what it does share a line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=27)  # the longest option and its value take 24 columns
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,6 +47,7 @@ def add_command(
     *,
     summary: str,
     example: str,
+    usage: str | None = None,
 ) -> Parser:
     """Register a subcommand.
 
@@ -50,16 +58,18 @@ def add_command(
             is imported when it runs: `--help` must answer at once.
         summary: one line for `rockpage --help`.
         example: command lines for the end of the subcommand's `--help`.
+        usage: what to write behind the name in the first line of `--help`; None lists every option.
 
     Returns:
         The subcommand's parser, which already has `--json`, to add options to.
     """
     parser = subparsers.add_parser(
         name,
+        usage=None if usage is None else f"%(prog)s {usage}",
         help=summary,
         description=summary[:1].upper() + summary[1:] + ".",
         epilog="example:\n" + "\n".join(f"  {line}" for line in example.splitlines()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
         allow_abbrev=False,  # scripts that abbreviate an option break when another is added
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")

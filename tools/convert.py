@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npu.sizes import format_size
+
 from .command import Subparsers, add_command
-from .units import format_mib
 
 if TYPE_CHECKING:
     from npu.convert import Conversion
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 EXAMPLE = """\
-rockpage convert models/Qwen2.5-0.5B-Instruct --weights int4 --out model-int4.gguf
-rockpage run model-int4.gguf --prompt "Why does a bearing run hot?\""""
+rockpage convert Qwen2.5-0.5B-Instruct --weights int4 --out small.gguf
+rockpage run small.gguf --prompt "Why does a bearing run hot?\""""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -25,12 +26,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers, "convert", run, summary="write a model with 8-bit or 4-bit weights", example=EXAMPLE
     )
-    parser.add_argument("source", metavar="SRC", help="a Hugging Face folder, or a GGUF file")
+    parser.add_argument("source", metavar="SRC", help="Hugging Face folder or GGUF file")
     parser.add_argument(
         "--weights",
         choices=("int4", "int8"),
         required=True,
-        help="int4: 5 bits a weight (Q4_1), 8.5 of embedding and head; int8: 8.5 bits (Q8_0)",
+        help="int4 is Q4_1, with embedding and head in Q8_0; int8 is Q8_0",
     )
     parser.add_argument("--out", metavar="FILE", required=True, help="the GGUF file to write; it must not be there yet")
 
@@ -70,8 +71,8 @@ def _as_dict(done: Conversion) -> dict[str, object]:
 
 def _as_text(done: Conversion, out: str) -> str:
     lines = [
-        f"{part.tensors:5} tensors {part.type.name:6} {format_mib(part.nbytes):>12}  "
+        f"{part.tensors:5} tensors {part.type.name:6} {format_size(part.nbytes):>12}  "
         + ("copied" if part.copied else f"relative error {part.loss.relative:.2%}" if part.loss.total else "exact")
         for part in done.parts
     ]
-    return "\n".join([*lines, f"{out}: {format_mib(done.nbytes)}, from {format_mib(done.source_bytes)}"])
+    return "\n".join([*lines, f"{out}: {format_size(done.nbytes)}, from {format_size(done.source_bytes)}"])

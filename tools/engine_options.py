@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from npu.sampler import SamplingParams
     from npu.structured import Structure
 
-__all__ = ["add_engine_options", "add_model_option", "add_sampling_options", "model_path", "open_engine", "sampling"]
+__all__ = [
+    "add_engine_options",
+    "add_model_option",
+    "add_sampling_options",
+    "model_path",
+    "open_engine",
+    "require_model",
+    "sampling",
+]
 
 MOST_THREADS = 4
 """Threads by default: RK3588 has four fast cores; the slow ones only hold them up."""
@@ -23,9 +31,7 @@ MOST_THREADS = 4
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, a GGUF file or a Hugging Face folder; without it the demo's model is used."""
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a GGUF file or a Hugging Face folder (default: the demo's model)"
-    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or Hugging Face folder (default: demo's)")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -36,63 +42,77 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--runtime",
         choices=("auto", "cpu", "emulated", "simulator", "rknnlite"),
         default="auto",
-        help="attention straight through the block table (cpu), or staged: on the emulated NPU, the vendor's"
-        " simulator, or a board's NPU (rknnlite) (default: %(default)s)",
+        metavar="NAME",
+        help="attention: auto, cpu, emulated, simulator, rknnlite (default: %(default)s)",
     )
-    group.add_argument(
-        "--graphs", metavar="DIR", help="for rknnlite: the model's graphs, from rockpage export attention --out DIR"
-    )
+    group.add_argument("--graphs", metavar="DIR", help="for rknnlite: what rockpage export attention --out DIR wrote")
     group.add_argument(
         "--emulate-rounding",
         choices=("op", "output"),
         default="output",
-        help="the emulated NPU rounds to fp16 after every operation, or only its outputs (default: %(default)s)",
+        metavar="WHAT",
+        help="emulated NPU rounds: op or output (default: %(default)s)",
     )
     group.add_argument(
         "--activations",
         choices=("int8", "fp32"),
         default="int8",
-        help="of the dense parts: int8 is fast, fp32 exact (default: %(default)s)",
+        metavar="TYPE",
+        help="int8 is fast, fp32 exact (default: %(default)s)",
     )
     group.add_argument(
         "--pool", type=parse_size, default="192MiB", metavar="SIZE", help="memory for KV (default: %(default)s)"
     )
-    group.add_argument("--threads", type=int, default=default_threads(), metavar="N", help="(default: %(default)s)")
     group.add_argument(
-        "--context", type=int, metavar="TOKENS", help="most tokens of a sequence (default: the model's limit)"
+        "--threads",
+        type=int,
+        default=default_threads(),
+        metavar="N",
+        help=f"default: the cores there are, {MOST_THREADS} at most; here %(default)s",
     )
     group.add_argument(
-        "--prefill-chunk", type=int, default=64, metavar="TOKENS", help="prompt tokens a step (default: %(default)s)"
+        "--context", type=int, metavar="TOKENS", help="of a sequence, at most (default: the model's limit)"
+    )
+    group.add_argument(
+        "--prefill-chunk",
+        type=int,
+        default=64,
+        metavar="TOKENS",
+        help="of a prompt, computed in a step (default: %(default)s)",
     )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add how tokens are chosen and when an answer ends."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(default: %(default)s)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)")
-    group.add_argument("--top-k", type=int, default=0, metavar="K", help="0 keeps all (default: %(default)s)")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 keeps all (default: %(default)s)")
-    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="0 keeps all (default: %(default)s)")
-    group.add_argument("--typical-p", type=float, default=1.0, metavar="P", help="1 keeps all (default: %(default)s)")
-    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="(default: %(default)s)")
-    for name in ("--frequency-penalty", "--presence-penalty"):
-        group.add_argument(name, type=float, default=0.0, metavar="R", help="-2 to 2 (default: %(default)s)")
+    group = parser.add_argument_group("the answer")
+    numbers: tuple[tuple[str, type, float, str, str], ...] = (
+        ("--max-tokens", int, 256, "N", "end it after N tokens"),
+        ("--temperature", float, 0.0, "T", "0: the likeliest token; more: freer"),
+        ("--top-k", int, 0, "K", "choose among the K likeliest; 0: all"),
+        ("--top-p", float, 1.0, "P", "among the likeliest that reach P"),
+        ("--min-p", float, 0.0, "P", "among those P times the likeliest"),
+        ("--typical-p", float, 1.0, "P", "among the least surprising that reach P"),
+        ("--repetition-penalty", float, 1.0, "R", "above 1: avoid what was there before"),
+        ("--frequency-penalty", float, 0.0, "R", "avoid tokens by how often, -2 to 2"),
+        ("--presence-penalty", float, 0.0, "R", "avoid tokens that occurred, -2 to 2"),
+    )
+    for name, kind, default, metavar, text in numbers:
+        group.add_argument(name, type=kind, default=default, metavar=metavar, help=f"{text} (default: %(default)g)")
     group.add_argument(
         "--logit-bias",
         type=_parse_bias,
         action="append",
         default=[],
         metavar="ID=VALUE",
-        help="added to the logit of a token, -100 to 100; may be repeated",
+        help="add -100 to 100 to a token's logit; may be repeated",
     )
-    group.add_argument("--json-schema", metavar="FILE", help="the answer is JSON that this schema accepts; - is stdin")
+    group.add_argument("--seed", type=int, metavar="N", help="of the random choices (default: a fresh one)")
     group.add_argument(
-        "--logprobs", type=int, metavar="N", help="with --json: log-probabilities, with N alternatives for each token"
+        "--stop", action="append", default=[], metavar="TEXT", help="end it before TEXT; may be repeated"
     )
-    group.add_argument("--seed", type=int, metavar="N", help="(default: a fresh one)")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; may be repeated")
-    group.add_argument("--ignore-eos", action="store_true", help="go on behind an end token")
+    group.add_argument("--ignore-eos", action="store_true", help="go on behind a token that ends answers")
+    group.add_argument("--json-schema", metavar="FILE", help="only JSON that this schema accepts; - is stdin")
+    group.add_argument("--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and N runners-up")
 
 
 def default_threads() -> int:
@@ -111,6 +131,31 @@ def model_path(args: argparse.Namespace) -> Path:
     from .demo_model import demo_model_path
 
     return demo_model_path()
+
+
+def require_model(args: argparse.Namespace, text_option: str) -> None:
+    """Refuse a MODEL that is not there before anything waits for stdin: it may be meant as the text.
+
+    Args:
+        args: what was parsed.
+        text_option: where the text belongs.
+
+    Raises:
+        UsageError: there is no such file or folder.
+    """
+    from hostcache.errors import UsageError
+
+    if args.model is None:
+        return
+    try:
+        os.stat(args.model)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"cannot open model file {args.model}: {reason}; if it is the text, write {text_option} before it",
+            path=args.model,
+            reason=reason,
+        ) from error
 
 
 def open_engine(args: argparse.Namespace) -> Engine:

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from npu.sizes import format_size
+
 from .command import Subparsers, add_command
 from .demo import QUESTIONS, SYSTEM
 from .engine_options import add_model_option, model_path
 from .inputs import read_text
-from .units import format_mib
 
 if TYPE_CHECKING:
     from npu.attention_manifest import AttentionManifest
@@ -188,7 +189,7 @@ def _attention_text(manifest: AttentionManifest, out: str) -> str:
     lines = ["graph      rows  launches  sequences       file     memory it takes on the NPU"]
     lines += [
         f"{file.kind:10} {file.rows:4}  {len(file.launches):8}  {max(launch.batch for launch in file.launches):9}"
-        f"  {format_mib(file.rknn.nbytes):>9}  {format_mib(file.internal_bytes):>9}"
+        f"  {format_size(file.rknn.nbytes):>9}  {format_size(file.internal_bytes):>9}"
         for file in manifest.files
     ]
     return "\n".join([*lines, f"{out}: for {manifest.target}, by rknn-toolkit2 {manifest.toolkit}"])
@@ -220,7 +221,7 @@ def _dense_text(manifest: DenseManifest, out: str) -> str:
     files = sum(segment.rknn.nbytes for segment in manifest.segments)
     fits = "of" if manifest.npu_bytes <= DOMAIN_BYTES else "MORE than"
     return (
-        f"{len(manifest.segments)} segments in {manifest.precision}, for {rows} rows: {format_mib(files)} of files\n"
-        f"{format_mib(manifest.npu_bytes)} of the NPU's memory, {fits} the {format_mib(DOMAIN_BYTES)} it can address\n"
+        f"{len(manifest.segments)} segments in {manifest.precision}, for {rows} rows: {format_size(files)} of files\n"
+        f"{format_size(manifest.npu_bytes)} of the NPU's memory, {fits} the {format_size(DOMAIN_BYTES)} it can address\n"
         f"{out}: for {manifest.target}, by rknn-toolkit2 {manifest.toolkit}"
     )

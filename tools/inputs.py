@@ -81,6 +81,8 @@ def _read(path: str | None) -> bytes:
             return file.read(TEXT_LIMIT + 1)
     if sys.stdin is None:
         raise OSError("it is closed")
+    if sys.stdin.isatty() and sys.stderr is not None:
+        sys.stderr.write("rockpage: reading from the terminal; Ctrl-D ends the text\n")
     return sys.stdin.buffer.read(TEXT_LIMIT + 1)
 
 

@@ -12,16 +12,20 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import convert, demo, export, models, plan, run, score, tokenize
-from .command import Command, Parser
+from . import cache, convert, demo, export, models, plan, run, score, tokenize
+from .command import Command, Help, Parser
 from .signals import unwinding_signals
 from .streams import complain, prepare_streams
 from .terminal import preserved_terminal
 
 __all__ = ["main"]
 
-COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan, convert, export, models)
+COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan, convert, export, models, cache)
 """The subcommands, in the order of `--help`."""
+
+EXAMPLE = """\
+example:
+  rockpage run --chat --prompt "Why does a bearing run hot?\""""
 
 INTERRUPTED = 128 + 2
 """What a shell reports for a process that SIGINT ended."""
@@ -85,11 +89,13 @@ def _import_numpy() -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="rockpage",
-        description="Paged KV cache for small language models on RK3588 boards, and its emulation elsewhere.",
+        description="Many conversations of one small language model in one paged KV cache.",
+        epilog=EXAMPLE,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version)
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)
     return parser

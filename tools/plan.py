@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import TYPE_CHECKING
+
+from npu.sizes import format_size
 
 from .command import Subparsers, add_command
 from .engine_options import add_model_option, model_path
-from .units import format_mib, parse_size
+from .units import parse_size
 
 if TYPE_CHECKING:
     from npu.memory_plan import MemoryPlan
 
 __all__ = ["add_parser", "run"]
+
+DEFAULT_RESERVE = 512 << 20
+"""Bytes of a machine's memory that are left to the kernel and other programs."""
 
 SESSION_TOKENS = (128, 512, 2048)
 """Lengths for which sessions are counted."""
@@ -27,9 +31,12 @@ GEOMETRY_FIELDS = ["head_dim", "kv_heads", "layers"]
 USUAL_GROUP = 8
 """Query heads per KV head if --geometry does not tell: the most among common Llama-type models (TinyLlama 1.1B)."""
 
+USUAL_EXPANSION = 6
+"""Width of the MLP over that of the heads if only --geometry is given: the most among them (Qwen2.5 1.5B, 5.8)."""
+
 EXAMPLE = """\
 rockpage plan model.gguf --ram 4GiB --pool 256MiB
-rockpage plan --geometry layers=24,kv_heads=2,head_dim=128 --weights 1.1GB --ram 4GiB"""
+rockpage plan --geometry layers=24,kv_heads=2,head_dim=128 --weights 1.1GB"""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -38,21 +45,26 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "plan",
         run,
-        summary="say what fits into a board's memory, by metadata alone; exit 1 if it does not",
+        summary="say what fits into a board's memory; exit 1 if it does not",
+        usage="[OPTIONS] [MODEL]",
         example=EXAMPLE,
     )
     add_model_option(parser)
     parser.add_argument(
-        "--geometry", type=parse_geometry, metavar="layers=N,kv_heads=N,head_dim=N[,heads=N]", help="in place of MODEL"
+        "--geometry",
+        type=parse_geometry,
+        metavar="FIELDS",
+        help="in place of MODEL: layers=N,kv_heads=N,head_dim=N and, at will, heads=N",
     )
     parser.add_argument("--weights", type=parse_size, metavar="SIZE", help="bytes of the weights; goes with --geometry")
-    parser.add_argument("--ram", type=parse_size, metavar="SIZE", help="memory of the board (default: this machine's)")
+    parser.add_argument(
+        "--ram", type=parse_size, metavar="SIZE", help="memory of the board (default: this machine's, or its cgroup's)"
+    )
     parser.add_argument(
         "--reserve",
         type=parse_size,
-        default="512MiB",
         metavar="SIZE",
-        help="left to the kernel and other programs (default: %(default)s)",
+        help="left to the system (default: 512MiB of a machine, nothing of a cgroup)",
     )
     parser.add_argument(
         "--pool", type=parse_size, default="192MiB", metavar="SIZE", help="the KV pool (default: %(default)s)"
@@ -61,14 +73,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "--runtime",
         choices=("auto", "cpu", "emulated"),
         default="auto",
-        help="auto counts staging for an NPU, emulated also the copy that the emulated one keeps, cpu neither"
-        " (default: %(default)s)",
+        metavar="NAME",
+        help="auto: with staging for an NPU; emulated: and that NPU's own memory; cpu: neither (default: %(default)s)",
     )
     parser.add_argument(
         "--activations",
         choices=("int8", "fp32"),
         default="int8",
-        help="of the dense parts; weights are packed for them (default: %(default)s)",
+        metavar="TYPE",
+        help="int8 or fp32: weights are packed for it (default: %(default)s)",
     )
     parser.add_argument("--context", type=parse_count, metavar="TOKENS", help="what one session must be able to hold")
 
@@ -100,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; 0 if it fits, 1 if not.
 
     Raises:
-        UsageError: both MODEL and --geometry, or one of --geometry and --weights without the other.
+        UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, or a geometry that no
+            runtime computes.
         ModelError: the file is damaged or of a kind rockpage does not run.
     """
     plan = _plan(args)
@@ -115,38 +129,57 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> MemoryPlan:
     from hostcache.errors import UsageError
     from hostcache.geometry import KVGeometry
-    from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes
-    from npu.model import ModelConfig
+    from hostcache.scheduler_config import SchedulerConfig
+    from npu.memory_plan import runtime_bytes, step_bytes
+    from npu.model_memory import plan_geometry, plan_model
     from npu.source import open_model
-    from npu.staged import arena_bytes
-    from npu.weights import plan_weights
 
     if (args.geometry is None) != (args.weights is None) or (args.geometry is not None and args.model is not None):
         raise UsageError("plan takes either a MODEL, or --geometry together with --weights")
-    if args.geometry is not None:
-        fields = dict(args.geometry)
-        heads, context_limit = fields.pop("heads", USUAL_GROUP * fields["kv_heads"]), None
-        geometry = KVGeometry(**fields)
-        weights, runtime = args.weights, runtime_bytes(geometry.layers)
-    else:
+    ram, reserve = _memory(args)
+    if args.geometry is None:
         with open_model(model_path(args)) as source:
-            config = ModelConfig.from_gguf(source)
-            weights = resident_weights(plan_weights(source, config, args.activations), args.activations)
-        geometry, heads, context_limit = config.geometry, config.heads, config.context_length
-        runtime = runtime_bytes(config.layers, config.vocab)
-    staging = 0 if args.runtime == "cpu" else arena_bytes(geometry, heads)
-    return MemoryPlan(
-        geometry=geometry,
-        ram_bytes=args.ram or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        reserve_bytes=args.reserve,
-        weights_bytes=weights,
-        runtime_bytes=runtime,
-        staging_bytes=staging,
-        device_bytes=staging if args.runtime == "emulated" else 0,
+            return plan_model(
+                source,
+                args.activations,
+                runtime=args.runtime,
+                pool_asked=args.pool,
+                ram_bytes=ram,
+                reserve_bytes=reserve,
+                context=args.context,
+            )
+    fields = dict(args.geometry)
+    heads = fields.pop("heads", USUAL_GROUP * fields["kv_heads"])
+    geometry = KVGeometry(**fields)
+    hidden = heads * geometry.head_dim
+    return plan_geometry(
+        geometry,
+        heads,
+        weights_bytes=args.weights,
+        runtime_bytes=runtime_bytes(geometry.layers)
+        + step_bytes(hidden, USUAL_EXPANSION * hidden, SchedulerConfig.max_rows),
+        runtime=args.runtime,
         pool_asked=args.pool,
+        ram_bytes=ram,
+        reserve_bytes=reserve,
         context=args.context,
-        context_limit=context_limit,
     )
+
+
+def _memory(args: argparse.Namespace) -> tuple[int, int]:
+    """Bytes to plan with, and what of them is left to the system."""
+    from hostcache.errors import UsageError
+    from hostcache.memory_budget import memory_budgets
+
+    if args.ram is not None:
+        return args.ram, args.reserve or DEFAULT_RESERVE
+    # The kernel and other programs live in the machine's memory; what a cgroup may have is its own.
+    pairs = [
+        (budget.limit, args.reserve or (DEFAULT_RESERVE if budget.cgroup is None else 0)) for budget in memory_budgets()
+    ]
+    if not pairs:
+        raise UsageError("the kernel does not say how much memory there is: give --ram")
+    return min(pairs, key=lambda pair: pair[0] - pair[1])
 
 
 def _as_json(plan: MemoryPlan, obstacles: list[str]) -> dict[str, object]:
@@ -191,7 +224,7 @@ def _as_text(plan: MemoryPlan, obstacles: list[str]) -> str:
         f"{geometry.layers} layers, {geometry.kv_heads} KV heads of {geometry.head_dim}, fp16: "
         f"{geometry.bytes_per_token / 2**10:.1f} KiB a token, {geometry.block_bytes / 2**10:.1f} KiB a block",
         "",
-        *(f"{name:<24}{format_mib(size):>16}" for name, size in sizes),
+        *(f"{name:<24}{format_size(size):>16}" for name, size in sizes),
         "",
         f"{'sessions at once':<24}{'paged':>8}{'preallocated':>16}",
         *(

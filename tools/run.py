@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .command import Subparsers, add_command
-from .engine_options import add_engine_options, add_sampling_options, open_engine, sampling
+from .engine_options import add_engine_options, add_sampling_options, open_engine, require_model, sampling
 from .inputs import read_text
 
 if TYPE_CHECKING:
@@ -25,19 +25,24 @@ __all__ = ["add_parser", "run"]
 EXAMPLE = """\
 rockpage run --chat --prompt "What is a mutex?"
 rockpage run model.gguf --prompt-file prompt.txt --temperature 0.7 --seed 1
-rockpage run --chat --prompt "Name a colour as JSON." --json-schema colour.json
 echo "Once upon a time" | rockpage run --max-tokens 50 --runtime emulated"""
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Register `rockpage run`."""
     parser = add_command(
-        subparsers, "run", run, summary="answer one prompt, from an option, a file or stdin", example=EXAMPLE
+        subparsers,
+        "run",
+        run,
+        summary="answer one prompt, from an option, a file or stdin",
+        usage="[OPTIONS] [MODEL]",
+        example=EXAMPLE,
     )
-    parser.add_argument("--prompt", metavar="TEXT")
-    parser.add_argument("--prompt-file", metavar="FILE", help="UTF-8 text; - is stdin")
-    parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
-    parser.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
+    group = parser.add_argument_group("the prompt")
+    group.add_argument("--prompt", metavar="TEXT", help="to be continued, or with --chat answered")
+    group.add_argument("--prompt-file", metavar="FILE", help="UTF-8 text; - is stdin, which is also the default")
+    group.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
+    group.add_argument("--system", metavar="TEXT", help="what to tell the model first; implies --chat")
     add_engine_options(parser)
     add_sampling_options(parser)
 
@@ -52,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from hostcache.errors import UsageError
 
     params = sampling(args)
+    require_model(args, "--prompt")
     text = read_text(args.prompt, args.prompt_file)
     if not text:
         raise UsageError("the prompt is empty: give --prompt, --prompt-file, or text on stdin")

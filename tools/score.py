@@ -6,7 +6,7 @@ import argparse
 import json
 
 from .command import Subparsers, add_command
-from .engine_options import add_engine_options, open_engine
+from .engine_options import add_engine_options, open_engine, require_model
 from .inputs import read_ids, read_text
 
 __all__ = ["add_parser", "run"]
@@ -19,9 +19,14 @@ rockpage score model.gguf --ids-file ids.json --activations fp32 --json"""
 def add_parser(subparsers: Subparsers) -> None:
     """Register `rockpage score`."""
     parser = add_command(
-        subparsers, "score", run, summary="teacher-force a text: log-probabilities and perplexity", example=EXAMPLE
+        subparsers,
+        "score",
+        run,
+        summary="say how likely a text is: log-probabilities and perplexity",
+        usage="[OPTIONS] [MODEL]",
+        example=EXAMPLE,
     )
-    source = parser.add_mutually_exclusive_group()
+    source = parser.add_argument_group("the text").add_mutually_exclusive_group()
     source.add_argument("--text-file", metavar="FILE", help="UTF-8 text; - is stdin, which is also the default")
     source.add_argument("--ids-file", metavar="FILE", help="token ids as a JSON list")
     add_engine_options(parser)
@@ -34,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         RockpageError: the text, an option or the model cannot be used.
         OSError: a file cannot be read.
     """
+    require_model(args, "--text-file")
     text = read_text(None, args.text_file) if args.ids_file is None else None
     ids = read_ids(args.ids_file) if args.ids_file is not None else []
     with open_engine(args) as engine:

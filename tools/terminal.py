@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from .units import format_mib
+from npu.sizes import format_size
 
 __all__ = ["ProgressBar", "preserved_terminal"]
 
@@ -59,7 +59,7 @@ class ProgressBar:
         self._drawn_at = now
         filled = BAR_WIDTH * min(done, total) // max(total, 1)
         bar = "#" * filled + "." * (BAR_WIDTH - filled)
-        self._stream.write(f"\r{self._label} [{bar}] {format_mib(done)} of {format_mib(total)}")
+        self._stream.write(f"\r{self._label} [{bar}] {format_size(done)} of {format_size(total)}")
         self._stream.flush()
 
     def __enter__(self) -> ProgressBar:

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from .command import Subparsers, add_command
-from .engine_options import add_model_option, model_path
+from .engine_options import add_model_option, model_path, require_model
 from .inputs import read_text
 
 __all__ = ["add_parser", "run"]
@@ -19,7 +19,7 @@ rockpage tokenize model.gguf --text-file prompt.txt --special --json"""
 def add_parser(subparsers: Subparsers) -> None:
     """Register `rockpage tokenize`."""
     parser = add_command(subparsers, "tokenize", run, summary="turn text into token ids", example=EXAMPLE)
-    parser.add_argument("--text", metavar="TEXT")
+    parser.add_argument("--text", metavar="TEXT", help="the text itself")
     parser.add_argument("--text-file", metavar="FILE", help="UTF-8 text; - is stdin, which is also the default")
     parser.add_argument("--special", action="store_true", help="parse special tokens such as <|im_start|>")
     add_model_option(parser)
@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from npu.source import open_model
     from npu.text import tokenizer_of
 
+    require_model(args, "--text")
     text = read_text(args.text, args.text_file)
     with open_model(model_path(args)) as source:
         tokenizer = tokenizer_of(source)

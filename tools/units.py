@@ -1,49 +1,21 @@
-"""Sizes on the command line, read strictly and written in MiB."""
+"""Sizes on the command line, read strictly."""
 
 from __future__ import annotations
 
 import argparse
-import re
-from fractions import Fraction
 
-__all__ = ["format_mib", "parse_size"]
+from npu import sizes
 
-_UNITS = {
-    "B": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-}
-_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)(?: ?([A-Za-z]+))?")
-_LARGEST = 2**63 - 1  # what off_t, and so any file or mapping, can hold
+__all__ = ["parse_size"]
 
 
 def parse_size(text: str) -> int:
-    """Read a size: `1.1GB` is 1.1 * 10^9 bytes, `4GiB` is 4 * 2^30, a bare number is bytes.
-
-    Returns:
-        Bytes, at least 1; a fraction of a byte is dropped.
+    """Read a size as `npu.sizes.parse_size` does; argparse shows the text of no other error.
 
     Raises:
-        argparse.ArgumentTypeError: not a number, a unit that is not exactly one of those (`4G` could be either),
-            zero, or beyond 2^63.
+        argparse.ArgumentTypeError: it is no size.
     """
-    match = _SIZE.fullmatch(text)
-    unit = _UNITS.get(match[2] or "B") if match else None
-    if match is None or unit is None:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not a size: write a number and one of B, kB, MB, GB (powers of 1000), "
-            "KiB, MiB, GiB (powers of 1024)"
-        )
-    size = int(Fraction(match[1]) * unit)
-    if not 1 <= size <= _LARGEST:
-        raise argparse.ArgumentTypeError(f"'{text}' must lie between 1 byte and 2^63 bytes")
-    return size
-
-
-def format_mib(size: int) -> str:
-    """A size for people: MiB with one decimal."""
-    return f"{size / 2**20:.1f} MiB"
+    try:
+        return sizes.parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

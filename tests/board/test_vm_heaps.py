@@ -11,7 +11,7 @@ import pytest
 
 from hostcache import HeapRegion, KVGeometry, Region
 from hostcache.errors import RegionError
-from hostcache.region import meminfo_bytes
+from hostcache.memory_budget import meminfo_bytes
 from staging import StagingArena
 from tests.board.vm import CMA_MIB
 from tests.hostcache.fake_heaps import open_descriptors

@@ -137,13 +137,12 @@ class ShadowEngine:
         self.scheduler.end(request, FinishReason.ABORTED)
 
     def fork(self) -> None:
-        parents = [request for request in self.scheduler.running if len(self.scheduler.running) < 12]
-        if parents:
-            parent = self.random.choice(parents)
+        if self.scheduler.running and len(self.scheduler.waiting) < 4:
+            parent = self.random.choice(self.scheduler.running)
             child = self.scheduler.fork(parent)
             self.digests[child.id] = list(self.digests[parent.id])
             self.live.append(child)
-            self.seen["forked"] += 1
+            self.seen[f"forked, {child.state.value}"] += 1
 
     def hold_fence(self) -> None:
         """Pretend that an asynchronous copy reads some sequence's blocks for a few steps."""
@@ -214,8 +213,10 @@ class ShadowEngine:
         return int(self.memory[block, 0, offset, 0]) % 8 == 0
 
     def check(self) -> None:
-        """Conservation, the tree, the references, and the fences."""
-        pool = self.cache.pool
+        """Conservation, the tree, the references, the limit, and the fences."""
+        pool, most = self.cache.pool, self.scheduler.config.max_sequences
+        if len(self.scheduler.running) > most:
+            raise Fault(f"{len(self.scheduler.running)} sequences run, {most} may")
         pool.check()
         self.prefix.check()
         if pool.free + pool.cached + pool.fenced + pool.used != pool.total:

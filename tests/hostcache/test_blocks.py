@@ -39,10 +39,31 @@ def test_a_block_is_freed_once() -> None:
 
 
 def test_a_generation_tells_one_owner_from_the_next() -> None:
-    pool = BlockPool(1, 16)
+    pool = BlockPool(2, 16)
+    assert pool.generation == [0, 0]
     pool.allocate(1)
     pool.release(0)
     pool.allocate(1)
+    assert pool.generation == [2, 0]
+    pool.allocate(1)
+    assert pool.generation == [2, 1]
+
+
+def test_a_generation_lasts_as_long_as_the_content() -> None:
+    pool = BlockPool(1, 16)
+    pool.allocate(1)
+    pool.acquire(0)  # a fork
+    pool.keep(0)
+    with pool.fence([0]):
+        pool.release(0)
+        pool.release(0)
+    assert pool.is_cached(0)
+    pool.acquire(0)  # a prefix hit
+    pool.forget(0)
+    assert pool.generation == [1]
+    pool.keep(0)
+    pool.release(0)
+    assert pool.allocate(1) == [0]  # evicted and handed to somebody else
     assert pool.generation == [2]
 
 
@@ -106,6 +127,8 @@ def test_a_fence_that_cannot_hold_all_its_blocks_holds_none() -> None:
     pool.allocate(1)
     with pytest.raises(BlockStateError):
         pool.fence([0, 1])
+    with pytest.raises(IndexError):
+        pool.fence([0, 2])
     pool.release(0)
     assert pool.free == 2
 

@@ -166,6 +166,23 @@ def test_a_copy_out_of_range_is_refused(source: int, destination: int, tokens: i
     cache.close()
 
 
+@pytest.mark.parametrize(
+    ("layer", "blocks", "tokens"), [(-1, [0], 1), (3, [0], 1), (0, [-1], 1), (0, [4], 1), (0, [0], 17), (0, [0], -1)]
+)
+def test_a_read_out_of_range_is_refused(layer: int, blocks: list[int], tokens: int) -> None:
+    cache = filled()
+    with pytest.raises(UsageError, match=rf"cannot read {tokens} tokens of layer {layer} from blocks \[{blocks[0]}\]"):
+        cache.read(layer, blocks, tokens)
+    cache.close()
+
+
+def test_a_read_of_nothing_is_empty() -> None:
+    cache = filled()
+    keys, values = cache.read(0, [], 0)
+    assert keys.shape == values.shape == (0, 2, 8)
+    cache.close()
+
+
 def test_a_cache_in_use_is_not_closed() -> None:
     cache = filled()
     view = cache.buffer[:4]
@@ -182,6 +199,8 @@ def test_a_closed_cache_touches_no_memory() -> None:
         cache.write(0, np.array([0]), *rows(1))
     with pytest.raises(UsageError, match="the cache is closed"):
         cache.copy_block(0, 1, 16)
+    with pytest.raises(UsageError, match="the cache is closed"):
+        cache.read(0, [0], 1)
     cache.close()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from hostcache import HeapRegion, Region, dma_heap
 from hostcache.errors import DeviceError, RegionError, UsageError
+from hostcache.memory_budget import MemoryBudget
 from staging import StagingArena
 from tests.hostcache.fake_heaps import FakeHeaps, open_descriptors
 
@@ -127,7 +128,7 @@ def test_the_one_heap_named_refuses_what_it_has_not(tmp_path: Path, monkeypatch:
 def test_pages_that_the_machine_has_not_are_not_even_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel would end processes to find them; CMA's are set aside, so asking for those harms nobody."""
     kernel = heaps(tmp_path, monkeypatch, cma=8 * PAGE, system=8 * PAGE)
-    monkeypatch.setattr(dma_heap, "available_bytes", lambda: 4 * PAGE)
+    monkeypatch.setattr(dma_heap, "scarcest_budget", lambda: MemoryBudget(None, 8 * PAGE, 4 * PAGE))
     with pytest.raises(RegionError, match=r"heap system: Cannot allocate memory, MemAvailable"):
         HeapRegion(5 * PAGE, 1, ["system"], kernel.directory)
     assert kernel.handed_out == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hostcache import Region, available_bytes
+from hostcache import MemoryBudget, Region, scarcest_budget
 from hostcache.errors import RegionError, UsageError
 from hostcache.region import HUGE_PAGE, MADV_POPULATE_WRITE
 
@@ -61,11 +61,13 @@ def test_a_memfd_shares_its_pages() -> None:
 
 
 def test_more_than_the_machine_has_is_one_error_with_the_numbers() -> None:
-    available = available_bytes()
-    assert available is not None
-    with pytest.raises(RegionError, match=r"cannot take .* MiB for the pool .*ask for a smaller pool") as caught:
-        Region.anonymous(available + (1 << 40))
-    assert caught.value.values["asked"] == available + (1 << 40)
+    budget = scarcest_budget()
+    assert budget is not None
+    asked = budget.available + (1 << 40)
+    match = rf"cannot take .* MiB for the pool \({budget.owner} has .* MiB left\): ask for a smaller pool"
+    with pytest.raises(RegionError, match=match) as caught:
+        Region.anonymous(asked)
+    assert caught.value.values["asked"] == asked
     assert caught.value.values["available"] > 0
 
 
@@ -89,16 +91,28 @@ def test_a_region_in_use_is_not_given_back() -> None:
         region.close()
     assert (region.buffer.ctypes.data, len(region.buffer)) == (view.ctypes.data, 4096)
     assert np.array_equal(view, np.zeros(10, np.uint8))
+    view[:] = 7
+    assert region.buffer.nbytes == 4096  # the same bytes, and not the slack around them
+    assert region.buffer[:11].tolist() == [7] * 10 + [0]
     del view
     region.close()
+    assert region.buffer.nbytes == 0
 
 
-def test_meminfo_without_the_line_says_nothing(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
-    assert available_bytes(tmp_path / "meminfo") is None
-    assert available_bytes(tmp_path / "missing") is None
-    (tmp_path / "meminfo").write_text("MemAvailable:     2048 kB\n")
-    assert available_bytes(tmp_path / "meminfo") == 2 << 20
+def test_a_pool_that_would_have_its_process_killed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = MemoryBudget("/service", limit=1 << 30, available=8 << 20)
+    monkeypatch.setattr("hostcache.region.scarcest_budget", lambda: budget)
+    Region.anonymous(8 << 20).close()
+    with pytest.raises(
+        RegionError, match=r"cannot take 9\.0 MiB for the pool \(cgroup /service has 8\.0 MiB left\)"
+    ) as caught:
+        Region.anonymous(9 << 20)
+    assert caught.value.values == {"asked": 9 << 20, "available": 8 << 20}
+
+
+def test_where_the_kernel_does_not_say_what_is_left_a_region_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hostcache.region.scarcest_budget", lambda: None)
+    Region.anonymous(8192).close()
 
 
 def test_a_forked_child_finds_zeros_and_the_parent_keeps_its_bytes() -> None:

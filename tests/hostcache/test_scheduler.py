@@ -3,55 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hostcache import (
-    FinishReason,
-    KVGeometry,
-    Namespace,
-    PagedKVCache,
-    PrefixCache,
-    Request,
-    RequestState,
-    Scheduler,
-    SchedulerConfig,
-    StepPlan,
-)
-from hostcache.errors import RequestFailed, RequestRefused, UsageError
-
-HOME = Namespace("model")
-
-
-class Bench:
-    """A scheduler over blocks of four tokens; `step` pretends to compute and samples token 7."""
-
-    def __init__(self, blocks: int = 16, **limits: int) -> None:
-        geometry = KVGeometry(layers=1, kv_heads=1, head_dim=8, block_tokens=4)
-        self.cache = PagedKVCache.create(geometry, blocks * geometry.block_bytes)
-        self.prefix = PrefixCache(self.cache.pool)
-        config = SchedulerConfig(**{"context_length": 200, "max_rows": 32, "max_sequences": 8, **limits})
-        self.scheduler = Scheduler(self.cache, self.prefix, config)
-        self.pool = self.cache.pool
-
-    def submit(self, length: int, max_tokens: int = 50, start: int = 0) -> Request:
-        return self.scheduler.submit(np.arange(start, start + length), HOME, max_tokens)
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        if plan.rows:
-            self.scheduler.commit(plan, [7] * len(plan.logit_rows), [False] * len(plan.logit_rows))
-        self.pool.check()
-        self.prefix.check()
-        return plan
-
-    def run(self) -> None:
-        for _ in range(1000):
-            if self.scheduler.idle:
-                return
-            self.step()
-        pytest.fail("1000 steps did not finish the work")
-
-
-def chunks(plan: StepPlan) -> list[tuple[int, int, int, bool]]:
-    return [(chunk.request.id, chunk.start, chunk.count, chunk.samples) for chunk in plan.chunks]
+from hostcache import FinishReason, RequestState, SchedulerConfig, StepPlan
+from hostcache.errors import RequestFailed, RequestRefused, RockpageError, UsageError
+from tests.hostcache.bench import HOME, Bench, chunks
 
 
 def test_a_prompt_is_computed_in_chunks_and_then_token_by_token() -> None:
@@ -198,35 +152,6 @@ def test_the_newest_gives_way_and_keeps_its_place() -> None:
     assert second.hit_tokens >= 8  # its blocks were still cached
 
 
-def test_nobody_is_preempted_for_blocks_that_would_not_come_free() -> None:
-    bench = Bench(blocks=4)
-    parent = bench.submit(13, max_tokens=20)
-    bench.step()
-    child = bench.scheduler.fork(parent)
-    bench.step()
-    bench.run()
-    assert parent.finished
-    assert child.finished
-    assert {parent.finish_reason, child.finish_reason} == {FinishReason.FAILED}  # 4 blocks hold 16 tokens of one
-    assert len(parent.output) >= 3
-
-
-def test_one_whose_blocks_are_shared_is_not_preempted_in_place_of_one_whose_end_helps() -> None:
-    bench = Bench(blocks=7)
-    bench.submit(6)
-    bench.step()
-    parent = bench.submit(5, start=100)
-    bench.step()
-    alone = bench.submit(5, start=200)
-    bench.step()
-    child = bench.scheduler.fork(parent)
-    assert bench.pool.free == 1
-    bench.step()  # the first takes that block; the parent needs one, too, for a tail of its own
-    assert (alone.preemptions, child.preemptions) == (1, 0)
-    assert child.table.blocks[0] == parent.table.blocks[0]
-    assert child.table.blocks[1] != parent.table.blocks[1]
-
-
 @pytest.mark.parametrize(("length", "running"), [(12, 2), (16, 1)])
 def test_admission_leaves_the_watermark_free(length: int, running: int) -> None:
     bench = Bench(blocks=8)
@@ -329,43 +254,6 @@ def test_a_rolled_back_step_is_planned_again() -> None:
     assert chunks(bench.scheduler.schedule()) == chunks(plan)
 
 
-def test_only_a_running_request_outside_a_step_is_forked() -> None:
-    bench = Bench()
-    request = bench.submit(4)
-    with pytest.raises(UsageError, match="request 1 is waiting and cannot be forked"):
-        bench.scheduler.fork(request)
-    plan = bench.scheduler.schedule()
-    with pytest.raises(UsageError, match="cannot be forked"):
-        bench.scheduler.fork(request)
-    bench.scheduler.commit(plan, [1], [False])
-    assert bench.scheduler.fork(request).tokens.tolist() == [0, 1, 2, 3, 1]
-
-
-def test_a_fork_may_be_longer_or_shorter_than_its_parent() -> None:
-    bench = Bench(blocks=40)
-    parent = bench.submit(4, max_tokens=6)
-    for _ in range(3):
-        bench.step()
-    longer, shorter = bench.scheduler.fork(parent, 9), bench.scheduler.fork(parent, 4)
-    for wrong in (0, 3, 197):
-        with pytest.raises(UsageError, match=f"a fork of 7 tokens cannot end at {4 + wrong}"):
-            bench.scheduler.fork(parent, wrong)
-    bench.run()
-    assert [len(request.output) for request in (parent, longer, shorter)] == [6, 9, 4]
-
-
-def test_a_tail_that_is_kept_for_others_does_not_keep_its_last_user_from_growing() -> None:
-    """The parent's end made the shared tail known to the prefix cache; with no block left, that is forgotten."""
-    bench = Bench(blocks=2)
-    parent = bench.submit(5, max_tokens=20)
-    bench.step()
-    child = bench.scheduler.fork(parent)
-    bench.scheduler.end(parent, FinishReason.ABORTED)
-    bench.run()
-    assert child.finish_reason is FinishReason.FAILED
-    assert child.length == 9  # eight tokens fill the two blocks, as they would have for a request alone
-
-
 def test_a_step_that_cannot_be_planned_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     first, second = bench.submit(6), bench.submit(6, start=100)
@@ -392,6 +280,18 @@ def test_fenced_blocks_make_a_request_wait_instead_of_fail() -> None:
     fence.release()
     bench.run()
     assert second.finish_reason is FinishReason.LENGTH
+
+
+def test_blocks_that_somebody_else_keeps_are_named_instead_of_waited_for() -> None:
+    bench = Bench(blocks=4)
+    theirs = bench.cache.table()
+    theirs.append(9)
+    request = bench.submit(8, max_tokens=1)
+    with pytest.raises(RockpageError, match="0 run, 1 of 4 blocks are available and no request holds"):
+        bench.scheduler.schedule()
+    theirs.release()
+    bench.run()
+    assert request.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("field", ["context_length", "max_rows", "max_sequences", "prefill_chunk"])

@@ -30,7 +30,7 @@ def test_random_traffic_never_reads_foreign_kv() -> None:
             assert seen[f"aborted {state} {when}"] >= 10, (state, when, seen)
     for reason in ("stop", "length", "aborted", "failed"):
         assert seen[f"finished {reason}"] >= 50, (reason, seen)
-    for event in ("forked", "hit", "preempted", "refused", "rolled back", "invalidated"):
+    for event in ("forked, running", "forked, waiting", "hit", "preempted", "refused", "rolled back", "invalidated"):
         assert seen[event] >= 50, (event, seen)
 
 

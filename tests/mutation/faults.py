@@ -8,35 +8,10 @@ file, and which test files of the ordinary suite must notice. To add one, add a 
 # fmt: off
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from .fault import group
+from .model_faults import MODEL_FAULTS
 
-__all__ = ["FAULTS", "Fault"]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One mistake.
-
-    Attributes:
-        what: what goes wrong.
-        path: the file, from the root of the checkout.
-        old: code that occurs in it exactly once.
-        new: what stands there instead.
-        tests: test files that must fail, from `tests/`.
-    """
-
-    what: str
-    path: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-
-def group(path: str, tests: str, *entries: tuple[str, str, str]) -> Iterator[Fault]:
-    for what, old, new in entries:
-        yield Fault(what, path, old, new, tuple(tests.split()))
-
+__all__ = ["FAULTS"]
 
 POOL = group(
     "hostcache/blocks.py",
@@ -64,8 +39,8 @@ POOL = group(
     ("the first of two fences lets a block go", "self._fences[block] -= 1", "self._fences[block] = 0"),
     (
         "a failed fence keeps what it had",
-        "        except BlockStateError:\n            self.release()\n",
-        "        except BlockStateError:\n",
+        "            self.release()\n            raise\n",
+        "            raise\n",
     ),
     (
         "a forgotten block is lost",
@@ -140,7 +115,7 @@ PREFIX = group(
 
 SCHEDULER = group(
     "hostcache/scheduler.py",
-    "hostcache/test_scheduler.py hostcache/test_shadow_oracle.py",
+    "hostcache/test_scheduler.py hostcache/test_scheduler_fork.py hostcache/test_shadow_oracle.py",
     ("a block is published before it is full", "range(request.published, request.computed // size)", "range(request.published, -(-request.computed // size))"),
     ("admission ignores what the running will need", "if needed + reserved > self._pool.available:", "if needed > self._pool.available:"),
     ("admission leaves nothing free", "reserved += max(1, int(self._pool.total * self.config.watermark))", "pass"),
@@ -156,6 +131,7 @@ SCHEDULER = group(
     ("an abort frees what the step in flight writes", "        if request.in_flight:\n", "        if False:\n"),
     ("a rolled back step keeps its slots", "            chunk.request.table.truncate(chunk.start)\n", ""),
     ("the last one that cannot grow waits for ever", "        else:\n            self._fail(request)\n", "        else:\n            self._preempt(request)\n"),
+    ("a fork runs beyond the limit", "if len(self.running) >= self.config.max_sequences:\n", "if False:\n"),
     ("a fork does not hold its node", "        self._prefix.hold_node(parent.node)\n", ""),
     ("an ended request holds on to its node", "            self._prefix.release_node(request.node)\n", ""),
     ("an ended request keeps its blocks", "        request.table.release()\n", ""),
@@ -298,14 +274,14 @@ DEVICE = [
     ),
 ]
 
-MEMORY = [
+DMA = [
     *group(
         "hostcache/dma_heap.py",
         "hostcache/test_dma_heap.py",
         ("the last piece of a range is not synced", "-(-(offset + nbytes) // self.piece_bytes)", "(offset + nbytes) // self.piece_bytes"),
         ("the device's bytes are fetched where the host's are handed over", "self._sync(dma_buf.end_cpu_access", "self._sync(dma_buf.begin_cpu_access"),
         ("all pieces lie at the start", "base + index * self.piece_bytes", "base"),
-        ("pages that the machine has not are asked for", "pieces * piece_bytes > available", "False"),
+        ("pages that the machine has not are asked for", "pieces * piece_bytes > budget.available", "False"),
         ("a heap that gives out keeps what it gave", "        for descriptor in descriptors:\n            os.close(descriptor)\n        return error", "        return error"),
         ("a region in use loses its descriptors", "        super().close()\n        self._close_descriptors()", "        self._close_descriptors()\n        super().close()"),
     ),
@@ -421,4 +397,74 @@ BOARD = [
     ),
 ]
 
-FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *MEMORY, *BOARD, *EXPORT]
+WEIGHTS_CACHE = [
+    *group(
+        "npu/cache_room.py",
+        "npu/test_cache_room.py",
+        ("the newest goes first", "key=lambda entry: entry.used)", "key=lambda entry: -entry.used)"),
+        ("what is in use goes", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
+        ("what is written does not count", "if total + needed <= limit and", "if total <= limit and"),
+        ("what was removed still counts", "            total -= entry.nbytes\n", "            pass\n"),
+        ("the disk is not asked", " and needed <= shutil.disk_usage(weights).free", ""),
+        ("a file that is being removed is opened", ".st_nlink == 0:", ".st_nlink < 0:"),
+    ),
+    *group(
+        "npu/weights_cache.py",
+        "npu/test_cache_room.py npu/test_weights_cache.py",
+        ("a load does not count as use", "os.utime(file.fileno())", "pass"),
+        ("the cache has no bound", "        make_room(folder.parent, nbytes, limit, beside=folder)\n", ""),
+        ("a damaged file is believed", " or _hash(file, plan.nbytes) != file.read()", ""),
+    ),
+    *group(
+        "npu/decoder.py",
+        "npu/test_cache_room.py",
+        ("a loaded model's weights are removed", "weakref.finalize(segments, open_in_use(folder / WEIGHTS_FILE).close)", "pass"),
+    ),
+]
+
+MEMORY = [
+    *group(
+        "hostcache/memory_budget.py",
+        "hostcache/test_memory_budget.py",
+        ("a parent's limit is not asked", "for step in (below, *below.parents):", "for step in (below,):"),
+        ("pages of files count as used", ' - _droppable(folder / "memory.stat")', ""),
+        ("pages of the cgroups below do not count", 'pages.get(f"total_{kind}", pages.get(kind, 0))', "pages.get(kind, 0)"),
+        ("the higher of two limits holds", "limit = min(_numbers(folder, _LIMITS)", "limit = max(_numbers(folder, _LIMITS)"),
+        ("a container looks for its path on the host", "below = absolute.relative_to(mounted) if inside else PurePosixPath()", "below = absolute.relative_to('/')"),
+    ),
+    *group(
+        "hostcache/region.py",
+        "hostcache/test_region.py",
+        ("a pool that gets its process killed is taken", "if budget is not None and nbytes > budget.available:", "if False:"),
+    ),
+    *group(
+        "npu/model_memory.py",
+        "npu/test_model_memory.py",
+        ("what is loaded counts twice", "ram_bytes=budget.available + loaded", "ram_bytes=budget.available"),
+        ("all that a process holds counts as libraries", "min(_resident_bytes(), LIBRARIES_BYTES)", "_resident_bytes()"),
+        ("what a step computes in is not planned", " + step_bytes(config.hidden, config.ffn, max_rows)", ""),
+        ("auto is refused for staging that it does not take", '"cpu" if runtime == "auto" else runtime', "runtime"),
+    ),
+    *group(
+        "npu/engine.py",
+        "npu/test_model_memory.py",
+        ("a model is loaded without asking for its memory", "            require_memory(source, activations, runtime=runtime, pool_bytes=pool_bytes, max_rows=max_rows)\n", ""),
+    ),
+    *group(
+        "npu/mapped_file.py",
+        "npu/test_mapped_file.py",
+        ("other files are released, too", "if name == real:", "if name.endswith(path.name):"),
+    ),
+    *group(
+        "npu/segments.py",
+        "npu/test_mapped_file.py",
+        ("scales stay mapped", "            release_mappings(folder / WEIGHTS_FILE)\n", ""),
+    ),
+    *group(
+        "tools/plan.py",
+        "tools/test_plan.py",
+        ("the kernel's share of a cgroup is left", "(DEFAULT_RESERVE if budget.cgroup is None else 0)", "DEFAULT_RESERVE"),
+    ),
+]
+
+FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *DMA, *BOARD, *EXPORT, *WEIGHTS_CACHE, *MEMORY, *MODEL_FAULTS]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .faults import Fault
+from .fault import Fault
 
 __all__ = ["BrokenFault", "planted", "survivors"]
 

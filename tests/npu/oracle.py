@@ -13,8 +13,11 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf.quants import dequantize, quantize
+from gguf.quants import dequantize
 from numpy.typing import NDArray
+
+from npu.ggml import GGMLType
+from tests.npu.quantised import encode
 
 __all__ = ["FAMILIES", "VOCAB", "RandomModel", "judge", "save_folder", "save_gguf"]
 
@@ -40,6 +43,7 @@ class RandomModel:
     heads: int = 4
     kv_heads: int = 2
     hidden: int = 128
+    ffn: int = 192
     layers: int = 2
     vocab: int = VOCAB
     tied: bool = False
@@ -54,7 +58,7 @@ class RandomModel:
             self.family,
             vocab_size=self.vocab,
             hidden_size=self.hidden,
-            intermediate_size=192,
+            intermediate_size=self.ffn,
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
@@ -125,9 +129,10 @@ def save_folder(model: Any, folder: Path, **options: Any) -> Path:
 
 
 def save_gguf(random: RandomModel, model: Any, path: Path, matrix_type: str) -> Path:
-    """Write a GGUF file, and give `model` the weights that the file's quants stand for.
+    """Write a GGUF file, and give `model` the weights that the file's quants stand for, by the gguf package.
 
-    Frequency factors are taken from transformers' own frequencies.
+    Frequency factors are taken from transformers' own frequencies. Of the types that the package cannot quantise to,
+    the file has random blocks.
     """
     import torch  # noqa: PLC0415 - see the module
 
@@ -136,7 +141,7 @@ def save_gguf(random: RandomModel, model: Any, path: Path, matrix_type: str) -> 
     writer.add_block_count(random.layers)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(random.hidden)
-    writer.add_feed_forward_length(192)
+    writer.add_feed_forward_length(random.ffn)
     writer.add_head_count(random.heads)
     writer.add_head_count_kv(random.kv_heads)
     writer.add_key_length(random.head_dim)
@@ -165,7 +170,7 @@ def save_gguf(random: RandomModel, model: Any, path: Path, matrix_type: str) -> 
         if random.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             stored = _to_neighbours(values, random.head_dim)
         used = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        quants = quantize(stored, used)
+        quants = encode(stored, GGMLType(used))
         writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight", ".bias"))), quants, raw_dtype=used)
         kept = dequantize(quants, used)
         if stored is not values:

@@ -77,34 +77,51 @@ def log_softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
 
 
 def reference_logits(path: Path, ids: list[int]) -> NDArray[np.float64]:
-    """Logits `[tokens, vocab]` of a Llama-type GGUF by the gguf package's reader and float64 throughout."""
+    """Logits `[tokens, vocab]` of a GGUF file by the gguf package's reader and float64 throughout.
+
+    Which family it is shows in its tensors, but for the pairs that turn together: a llama's are neighbours. Of the
+    scalings it knows the linear one and factors of frequencies.
+    """
     reader = gguf.GGUFReader(path)
     weights = {t.name: dequantize(t.data, t.tensor_type).astype(np.float64) for t in reader.tensors}
+    family = reader.fields["general.architecture"].contents()
 
-    def key(name: str) -> Any:
-        field = reader.fields[f"llama.{name}"]
-        return field.contents()
+    def key(name: str, default: Any = None) -> Any:
+        field = reader.fields.get(f"{family}.{name}")
+        return default if field is None else field.contents()
 
     eps, theta, d = key("attention.layer_norm_rms_epsilon"), key("rope.freq_base"), key("attention.key_length")
+    slowed_by = key("rope.scaling.factor", 1.0) * weights.get("rope_freqs.weight", 1.0)
+    angles = np.arange(len(ids))[:, None] * theta ** (-np.arange(0, d, 2) / d) / slowed_by
+    turns = key("rope.scaling.attn_factor", 1.0) * np.exp(1j * angles)[:, None]  # one complex number per pair
     x = weights["token_embd.weight"][ids]
-    turns = np.exp(1j * np.arange(len(ids))[:, None] / theta ** (np.arange(0, d, 2) / d))  # one complex turn per pair
 
     def norm(x: NDArray[np.float64], name: str) -> NDArray[np.float64]:
         out: NDArray[np.float64] = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weights[name]
         return out
 
-    def rotate(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        pairs = x.reshape(len(ids), -1, d // 2, 2)
-        turned = (pairs[..., 0] + 1j * pairs[..., 1]) * turns[:, None]
-        return np.stack([turned.real, turned.imag], -1).reshape(len(ids), -1, d)
+    def heads_of(h: NDArray[np.float64], block: str, name: str) -> NDArray[np.float64]:
+        out = h @ weights[f"{block}.attn_{name}.weight"].T + weights.get(f"{block}.attn_{name}.bias", 0)
+        heads = out.reshape(len(ids), -1, d)
+        return (
+            norm(heads, f"{block}.attn_{name}_norm.weight") if f"{block}.attn_{name}_norm.weight" in weights else heads
+        )
+
+    def rotate(heads: NDArray[np.float64]) -> NDArray[np.float64]:
+        axis, shape = (-1, (d // 2, 2)) if family == "llama" else (-2, (2, d // 2))
+        first, second = np.moveaxis(heads.reshape(*heads.shape[:2], *shape), axis, 0)
+        turned = (first + 1j * second) * turns
+        return np.stack([turned.real, turned.imag], axis).reshape(heads.shape)
 
     for layer in range(key("block_count")):
-        w = {name: weights[f"blk.{layer}.{name}.weight"] for name in _MATRICES}
-        h = norm(x, f"blk.{layer}.attn_norm.weight")
-        q, k, v = rotate(h @ w["attn_q"].T), rotate(h @ w["attn_k"].T), (h @ w["attn_v"].T).reshape(len(ids), -1, d)
+        block = f"blk.{layer}"
+        w = {name: weights[f"{block}.{name}.weight"] for name in _MATRICES}
+        h = norm(x, f"{block}.attn_norm.weight")
+        q, k, v = (heads_of(h, block, name) for name in "qkv")
+        q, k = rotate(q), rotate(k)
         heads = np.stack([attend_one(q[row], k[: row + 1], v[: row + 1]) for row in range(len(ids))])
         x = x + heads.reshape(len(ids), -1) @ w["attn_output"].T
-        h = norm(x, f"blk.{layer}.ffn_norm.weight")
+        h = norm(x, f"{block}.ffn_norm.weight")
         gate = h @ w["ffn_gate"].T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ w["ffn_up"].T)) @ w["ffn_down"].T
     logits: NDArray[np.float64] = (
@@ -113,4 +130,4 @@ def reference_logits(path: Path, ids: list[int]) -> NDArray[np.float64]:
     return logits
 
 
-_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_MATRICES = ("attn_output", "ffn_gate", "ffn_up", "ffn_down")

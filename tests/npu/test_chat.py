@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 from hostcache.errors import BadModelFile, MissingExtra, ModelError, UnsupportedModel, UsageError
 from npu.chat import ChatTemplate, Message, encode_chat
 from npu.gguf import GGUFFile
-from npu.jinja_sandbox import OUTPUT_LIMIT
 from npu.tokenizer import Tokenizer
+from tests.npu.hostile_templates import ESCAPES
 from tests.npu.toy_tokenizer import byte_ids, toy, toy_metadata
 
 GOLDENS = json.loads((Path(__file__).parent.parent / "goldens" / "llama_cpp_smollm2.json").read_text())["greedy"]
@@ -115,49 +116,7 @@ def test_the_dialect_is_that_of_transformers(source: str, text: str) -> None:
 # What is refused
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ ''.__class__ }}",
-        "{{ messages['__class__'] }}",
-        "{{ messages | attr('__init__') }}",
-        "{{ cycler.__init__.__globals__ }}",
-        "{{ '{0.__class__}'.format(1) }}",
-        "{{ raise_exception.__globals__ }}",
-        # From public lists of template injections (PayloadsAllTheThings, HackTricks, the advisories of Jinja2).
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ ''['__class__']['__mro__'] }}",
-        "{{ ''|attr('__class__')|attr('__mro__') }}",
-        "{{ ''|attr(['_' * 2, 'class', '_' * 2]|join) }}",
-        "{{ self.__init__.__globals__.__builtins__ }}",
-        "{{ self._TemplateReference__context.cycler.__init__.__globals__.os }}",
-        "{{ joiner.__init__.__globals__.os }}",
-        "{{ namespace.__init__.__globals__ }}",
-        "{{ dict.__class__ }}{{ dict.__base__.__subclasses__() }}",
-        "{{ range.__class__.mro() }}",
-        "{{ loop.__class__ }}{% for i in [1] %}{{ loop.__init__.__globals__ }}{% endfor %}",
-        "{% macro m() %}{% endmacro %}{{ m.__init__.__globals__ }}",
-        "{% macro m() %}{% endmacro %}{{ m._func.__code__ }}",
-        "{{ undefined_name.__init__.__globals__ }}",
-        "{{ ().__class__.__bases__[0] }}",
-        "{{ '%s'.format.__self__.__class__ }}",
-        "{{ '{0.__class__.__mro__}'.format('') }}",
-        "{{ '{a.__class__}'.format_map({'a': 1}) }}",
-        "{{ ['{0.__class__}'.format]|map('string')|first }}{{ ([1]|map(attribute='__class__')|first).mro }}",
-        "{{ [1]|map('attr', '__class__')|first }}",
-        "{{ [1]|groupby('__class__')|list|string }}",
-        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
-        "{{ namespace(__init__=1) }}",
-        "{{ (1).real.__class__ }}",
-        "{{ (messages|map(attribute='x'))|attr('gi_frame') }}",
-        "{{ messages[0].setdefault('role', 1) }}{{ messages.clear() }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update(role='system') }}",
-        "{{ 'a' * 10000000000 }}",
-        "{{ 10000000000 * [1] }}",
-        "{{ 9 ** 999999999 }}",
-    ],
-)
+@pytest.mark.parametrize("source", ESCAPES)
 def test_reaching_outside_the_sandbox_is_refused(source: str) -> None:
     messages = [user()]
     with pytest.raises(ModelError, match="sandbox"):
@@ -172,14 +131,25 @@ def test_reaching_outside_the_sandbox_is_refused(source: str) -> None:
         ("{{ nothing.at_all }}", "'nothing' is undefined"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ messages[0].content + 1 }}", "concatenate"),
-        ("{% for i in range(100000) %}{{ '0123456789' * 10 }}{% endfor %}", str(OUTPUT_LIMIT)),
+        ("{% for i in range(100000) %}{{ '0123456789' * 10 }}{% endfor %}", "more than 1048576 bytes"),
+        ("{{ '🙂' * 262145 }}", "more than 1048576 bytes"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{% include 'x' %}", "loader"),
+        ("{{ '\\ud800' }}", "surrogates not allowed"),
+        ("{{ '%c' % 56320 }}", "surrogates not allowed"),
     ],
 )
 def test_a_templates_own_errors_are_told_to_the_user(source: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         template(source).render([user()])
+
+
+def test_an_error_is_told_without_rewriting_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an endless recursion that would take a second."""
+    monkeypatch.setitem(sys.modules, "jinja2.debug", None)  # importing it fails
+    for source, problem in (("{{ 1 / 0 }}", "division by zero"), ("{% if %}", "line 1")):
+        with pytest.raises((UsageError, BadModelFile), match=problem):
+            template(source).render([user()])
 
 
 @pytest.mark.parametrize(
@@ -189,10 +159,11 @@ def test_a_templates_own_errors_are_told_to_the_user(source: str, problem: str) 
         ("\n\n{% nonsense %}", "line 3"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "nested"),
         ("{% if 1 %}" * 200 + "{% endif %}" * 200, "nested"),
-        ("{#" + "x" * (1 << 20) + "#}", "1048576"),
+        ("{#" + "x" * (1 << 16) + "#}", "65536"),
+        ("{{ " + "9" * 5000 + " }}", "4300 digits"),
         (["a"], "not a text"),
     ],
-    ids=["expression", "tag", "parentheses", "blocks", "size", "list"],
+    ids=["expression", "tag", "parentheses", "blocks", "size", "number", "list"],
 )
 def test_what_is_no_template_is_a_bad_file(source: Any, problem: str) -> None:
     with pytest.raises(BadModelFile, match=problem):
@@ -208,6 +179,9 @@ def test_a_file_without_template_says_what_to_use() -> None:
     ("messages", "problem"),
     [
         ([], "no messages"),
+        (None, "messages are None"),
+        ("hi", "messages are 'hi'"),
+        ({"role": "user", "content": "x"}, "a conversation is a list of them"),
         (["hi"], "message 0 is 'hi'"),
         ([user(), {"role": "root", "content": "x"}], "message 1 has role 'root'"),
         ([{"content": "x"}], "role None"),
@@ -222,6 +196,28 @@ def test_a_file_without_template_says_what_to_use() -> None:
 def test_malformed_messages_are_refused_by_place(messages: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)):
         template(PLAIN).render(messages)
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        encode_chat(TOY, template(PLAIN), messages)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"tools": 5}, "tools are 5; pass a list of mappings"),
+        ({"tools": {"name": "f"}}, "tools are {'name': 'f'}"),
+        ({"tools": ["f"]}, "tools are ['f']"),
+        ({"documents": "text"}, "documents are 'text'"),
+        ({"documents": [None]}, "documents are [None]"),
+        ({"variables": ["enable_thinking"]}, "variables are ['enable_thinking']; pass a mapping from names"),
+        ({"variables": {1: 2}}, "variables are {1: 2}"),
+        ({"variables": np.zeros(2)}, "variables are array([0., 0.])"),
+    ],
+)
+def test_what_stands_beside_the_messages_is_checked_too(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        template(PLAIN).render([user()], **options)
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        encode_chat(TOY, template(PLAIN), [user()], **options)
 
 
 def test_an_assistant_may_call_tools_instead_of_speaking() -> None:

@@ -28,6 +28,9 @@ MODELS = {
     "F32": replace(TINY, matrix_type="F32", embedding_type="F32"),
     "mixed forms": replace(TINY, value_type="Q8_0", tied_head=False, embedding_type="Q4_1"),
     "one layer": replace(TINY, layers=1),
+    "Qwen2": TinyLlama(family="qwen2", heads=6, head_dim=32),
+    "Qwen3": TinyLlama(family="qwen3", head_dim=32, rope_factor=2.5, rope_attention=1.25),
+    "factors": replace(TINY, rope_factors=True),
     "odd sizes": TinyLlama(layers=3, hidden=96, heads=6, kv_heads=3, head_dim=32, ffn=160, rope_theta=1e5, eps=1e-6),
 }
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, TINY.vocab, 40)]

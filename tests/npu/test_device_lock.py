@@ -85,6 +85,12 @@ def test_a_killed_holder_blocks_nobody(tmp_path: Path) -> None:
         assert lock.path.read_text().startswith(f"{os.getpid()} ")
 
 
+def test_nothing_of_an_earlier_holder_is_left(tmp_path: Path) -> None:
+    (tmp_path / "rockpage-fdab0000.npu.lock").write_text("1234567 a-program-with-a-long-name-" + "x" * 50 + "\n")
+    with take(tmp_path) as lock:
+        assert lock.path.read_text() == f"{os.getpid()} {Path(sys.argv[0]).name}\n"
+
+
 def test_a_forked_child_does_not_hold_on_after_its_parent(tmp_path: Path) -> None:
     with holder(tmp_path, FORK) as other:
         assert other.stdout is not None
@@ -108,7 +114,7 @@ def test_two_locks_of_one_process_exclude_each_other(tmp_path: Path) -> None:
         assert lock.held
         with pytest.raises(DeviceError, match=f"in use by process {os.getpid()} "):
             take(tmp_path)
-        DeviceLock("fdac0000.npu", [tmp_path]).release()  # each core's device has its own
+        DeviceLock("fdac0000.npu", [str(tmp_path)]).release()  # each core's device has its own
     assert not lock.held
     lock.release()
     take(tmp_path).release()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,14 @@ def test_a_stop_string_ends_the_answer_before_it(engine: Engine) -> None:
     assert len(outputs) < 8
 
 
+def test_what_only_begins_a_stop_string_comes_out_at_the_end(engine: Engine) -> None:
+    full = "".join(engine.generate("in the rain", GREEDY))
+    params = SamplingParams(max_tokens=8, ignore_eos=True, stop=(full[-2:] + "\x00",))
+    outputs = drive_one(engine, "in the rain", params)
+    assert text_of(outputs) == full
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+
 def test_an_end_token_ends_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third token is made the end token: it is reported as an id and gives no text."""
     ids = [token for output in drive_one(engine, "rain") for token in output.token_ids]
@@ -90,6 +99,7 @@ def test_an_end_token_ends_the_answer(engine: Engine, monkeypatch: pytest.Monkey
         pytest.fail("choose another prompt: the token comes earlier, too")
     outputs = drive_one(engine, "rain", SamplingParams(max_tokens=8))
     assert [token for output in outputs for token in output.token_ids] == ids[:3]
+    assert text_of(outputs) == engine.tokenizer.decode(ids[:2])
     assert outputs[-1].finish_reason is FinishReason.STOP
 
 
@@ -99,7 +109,7 @@ def drive_one(engine: Engine, prompt: str, params: SamplingParams = GREEDY) -> l
 
 
 def test_broken_logits_fail_one_request_and_spare_the_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = engine._decoder.forward
+    forward = engine._runner._decoder.forward
 
     def broken(*args: NDArray[np.int32]) -> NDArray[np.float32]:
         logits = forward(*args)  # type: ignore[arg-type] # passed on as they came
@@ -108,7 +118,7 @@ def test_broken_logits_fail_one_request_and_spare_the_others(engine: Engine, mon
         return logits
 
     expected = text_of(drive_one(engine, "the inn"))
-    monkeypatch.setattr(engine._decoder, "forward", broken)
+    monkeypatch.setattr(engine._runner._decoder, "forward", broken)
     bad, good = engine.add_request("rain", GREEDY), engine.add_request("the inn", GREEDY)
     outputs = drive(engine)
     assert outputs[bad][-1].finish_reason is FinishReason.FAILED
@@ -138,6 +148,24 @@ def test_a_forks_text_goes_on_where_its_parents_stands(engine: Engine) -> None:
     assert text_of(outputs[other]) != text_of(outputs[child])
     with pytest.raises(UsageError, match="no request 99 is running"):
         engine.fork(99)
+
+
+def test_a_fork_beyond_max_sequences_says_the_same_later(model: Path) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+    with Engine.load(model, pool_bytes=1 << 20, max_sequences=1, cache_dir=model.parent) as engine:
+        parent = engine.add_request("in the rain", params)
+        before = "".join(output.text for _ in range(25) for output in engine.step())
+        children = [engine.fork(parent), engine.fork(parent, SamplingParams(max_tokens=30, ignore_eos=True))]
+        order: list[int] = []
+        texts = {parent: before, **dict.fromkeys(children, before)}
+        while not engine.idle:
+            for output in engine.step():
+                texts[output.request_id] += output.text
+                order.append(output.request_id)
+        assert order == [parent] * 15 + [children[0]] * 15 + [children[1]] * 5
+        assert texts[children[0]] == texts[parent]
+        shared = len(engine.tokenizer.encode("in the rain")) + 25 - 1  # all but the one whose logits are wanted
+        assert engine.scheduler.stats.hit_tokens == 2 * shared
 
 
 def test_the_context_bounds_the_answer(model: Path) -> None:
@@ -331,6 +359,23 @@ def test_a_forks_text_is_whole_whatever_stop_strings_hold_back(engine: Engine) -
         given = "".join(output.text for _ in range(5) for output in engine.step())
         child = engine.fork(parent, holding)
         assert given + text_of(drive(engine)[child]) == full
+
+
+class Named(os.PathLike[str]):
+    """Names a path and is neither a text nor a Path."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+
+@pytest.mark.parametrize("form", [str, Named, Path])
+def test_a_path_comes_in_any_form(model: Path, tmp_path: Path, form: Any) -> None:
+    with Engine.load(form(model), pool_bytes=1 << 20, cache_dir=form(tmp_path / "cache")) as engine:
+        assert len("".join(engine.generate("rain", GREEDY))) > 0
+    assert len(list((tmp_path / "cache").glob("weights/*/weights.bin"))) == 1
 
 
 def test_closing_twice_is_closing_once(model: Path) -> None:

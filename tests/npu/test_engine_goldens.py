@@ -46,9 +46,12 @@ def test_scores_follow_the_float32_pass(way: tuple[Engine, str]) -> None:
         drifts.append(score.perplexity / golden["perplexity_fp32"] - 1)
     if activations == "fp32":
         assert max(map(abs, drifts)) <= 0.003
+    elif engine.runtime.name == "cpu":
+        # ONNX Runtime 1.32: up to 0.2 % with its kernels for AVX512-VNNI, 0.8 % for AVX2, 0.1 % for NEON.
+        assert max(map(abs, drifts)) <= 0.015
     else:
         # Over one text of a hundred tokens int8 moves perplexity by half a percent (standard deviation) whenever
-        # anything moves a last bit, a processor's other kernel too; over both texts it must be sound.
+        # anything moves a last bit, the shape of a launch too; over both texts it must be sound.
         assert abs(sum(drifts) / len(drifts)) <= 0.015
         assert max(map(abs, drifts)) <= 0.025
 

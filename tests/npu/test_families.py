@@ -16,10 +16,11 @@ from hostcache.cache import PagedKVCache
 from hostcache.scheduler import SchedulerConfig
 from npu.decoder import Attend, Decoder
 from npu.engine import Engine
+from npu.ggml import RUNNABLE_TYPES
 from npu.runtimes import open_runtime
 from npu.sampler import SamplingParams
 from npu.source import open_model
-from tests.npu.oracle import CONTEXT, FAMILIES, VOCAB, judge, save_folder, save_gguf
+from tests.npu.oracle import CONTEXT, FAMILIES, VOCAB, RandomModel, judge, save_folder, save_gguf
 from tests.npu.reference import PlainSession
 from tests.npu.toy_tokenizer import toy
 
@@ -104,27 +105,32 @@ def test_a_batch_of_mixed_lengths_through_the_engine(family: tuple[Any, Decoder]
         np.testing.assert_allclose(logits, expected, rtol=0, atol=PAGED)
 
 
-# A type of each kind of form, spread over the families; columns are multiples of 32, which is what these types want.
-QUANTISED = {
-    "llama-64-tied": "Q4_1",
-    "llama-80-yarn": "F16",
-    "llama-96-linear": "Q8_0",
-    "llama-128-llama3": "Q4_0",
-    "qwen2-64-tied": "Q8_0",
-    "qwen2-96-yarn": "Q4_1",
-    "qwen3-128-tied": "BF16",
-    "qwen3-80-yarn": "F32",
-    "qwen3-64-llama3": "Q5_0",
-}
+def check_gguf(random: RandomModel, matrix_type: str, tmp_path: Path) -> None:
+    """A file gives the logits that transformers gives with the weights the file's quants stand for."""
+    model = random.build()
+    decoder = load(save_gguf(random, model, tmp_path / "model.gguf", matrix_type), tmp_path)
+    expected = judge(model, IDS)
+    assert 0.5 < expected.std() < 2
+    session = PlainSession(decoder)
+    logits = [*session.step(IDS[:40]), *(session.step([token])[0] for token in IDS[40:])]
+    np.testing.assert_allclose(np.stack(logits), expected, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gguf_files_give_the_logits_of_what_their_quants_stand_for(tmp_path: Path, name: str) -> None:
-    model = FAMILIES[name].build()
-    path = save_gguf(FAMILIES[name], model, tmp_path / "model.gguf", QUANTISED[name])
-    session = PlainSession(load(path, tmp_path))
-    logits = [*session.step(IDS[:40]), *(session.step([token])[0] for token in IDS[40:])]
-    np.testing.assert_allclose(np.stack(logits), judge(model, IDS), rtol=0, atol=EXACT)
+def test_gguf_files_of_each_family(tmp_path: Path, name: str) -> None:
+    check_gguf(FAMILIES[name], "Q8_0", tmp_path)
+
+
+# Each type once, the families in turn, with and without a head of its own; columns fill blocks of 256.
+TYPED = [
+    (kind.name, RandomModel(("llama", "qwen2", "qwen3")[number % 3], 64, hidden=256, ffn=256, tied=number % 2 == 0))
+    for number, kind in enumerate(RUNNABLE_TYPES)
+]
+
+
+@pytest.mark.parametrize(("matrix_type", "random"), TYPED, ids=[f"{kind}-{random.family}" for kind, random in TYPED])
+def test_gguf_files_of_each_type(tmp_path: Path, matrix_type: str, random: RandomModel) -> None:
+    check_gguf(random, matrix_type, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["qwen2-64-tied", "qwen3-80-yarn"])

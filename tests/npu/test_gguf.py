@@ -139,6 +139,13 @@ def test_tensors_decode_as_the_reference_decodes_them(tmp_path: Path, kind: GGML
         np.testing.assert_array_equal(opened.data("first").view("<f4"), np.ones(3, np.float32))
 
 
+@pytest.mark.parametrize("byte", [0x7C, 0x7F, 0xFC, 0xFF])
+@pytest.mark.parametrize("kind", RUNNABLE_TYPES)
+def test_weights_that_are_no_numbers_decode_without_a_warning(kind: GGMLType, byte: int) -> None:
+    """Infinite and NaN scales, times zero and less infinity; warnings are errors here."""
+    assert dequantize(kind, np.full((2, kind.block_bytes), byte, np.uint8)).shape == (2, kind.block_elements)
+
+
 def test_block_sizes_are_those_of_the_reference() -> None:
     ours = {kind.name: (kind.block_elements, kind.block_bytes) for kind in GGMLType}
     theirs = {kind.name: size for kind, size in gguf.GGML_QUANT_SIZES.items()}

@@ -157,7 +157,16 @@ def test_recommended_sampling_is_data(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [{"temperature": "hot"}, {"top_p": float("nan")}, {"eos_token_id": "2"}, {"eos_token_id": [True]}, [1]]
+    "content",
+    [
+        {"temperature": "hot"},
+        {"top_p": float("nan")},
+        {"top_k": 10**400},
+        {"min_p": float("-inf")},
+        {"eos_token_id": "2"},
+        {"eos_token_id": [True]},
+        [1],
+    ],
 )
 def test_a_generation_config_that_says_nothing_usable_is_refused(folder: Path, content: Any) -> None:
     write(folder, "generation_config.json", content)
@@ -193,6 +202,20 @@ METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "fi
         (tokenizer_json(post_processor={"type": "BertProcessing"}), "post_processor 'BertProcessing'"),
         (tokenizer_json(post_processor=template("<|begin|>", behind=("<|end|>",))), "TemplateProcessing"),
         (tokenizer_json(added_tokens=[added(9999, "<mask>", lstrip=True)]), "'<mask>'.*lstrip"),
+        # Values of another type than anybody would write.
+        (tokenizer_json(post_processor={"type": "TemplateProcessing", "single": [7]}), r"single=\[7\]"),
+        (tokenizer_json(post_processor={"type": "TemplateProcessing", "single": [[], {"Sequence": 1}]}), r"single=\["),
+        (tokenizer_json(post_processor={"type": "TemplateProcessing", "single": {"Sequence": 1}}), "single={'Seq"),
+        (tokenizer_json(pre_tokenizer={**METASPACE, "prepend_scheme": []}), r"prepend_scheme=\[\]"),
+        (
+            tokenizer_json(
+                pre_tokenizer={
+                    "type": "Sequence",
+                    "pretokenizers": [{**SPLIT, "pattern": {"Regex": {}}}, {**BYTE_LEVEL, "use_regex": False}],
+                }
+            ),
+            "'Regex': {}",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -223,6 +246,8 @@ def test_steps_that_are_not_known_are_refused_by_name(folder: Path, content: Any
         ("tokenizer_config.json", {"bos_token": "<|begin|>", "add_bos_token": 1}, "'add_bos_token'.* is 1"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "y"}}}, "no id or no content"),
         ("config.json", {"vocab_size": 1 << 40}, "'vocab_size' of config.json is 1099511627776"),
+        ("config.json", {"vocab_size": 1 << 17}, "of 131072 ids have no token"),
+        ("tokenizer.json", tokenizer_json({"vocab": {**VOCAB, "x": 1 << 19}}), "ids have no token"),
         ("config.json", {"eos_token_id": 5000}, "'eos_token_id' is 5000, not one of"),
     ],
 )

@@ -58,7 +58,7 @@ def plain_prefill(engine: Engine, prompt: np.ndarray) -> float:
         request.table.append(count)
         plan = StepPlan.build([Chunk(request, start, count, samples=False)])
         last = start + count == len(prompt)
-        engine._compute(dataclasses.replace(plan, logit_rows=np.array([count - 1] if last else [], np.int64)))
+        engine._runner.compute(dataclasses.replace(plan, logit_rows=np.array([count - 1] if last else [], np.int64)))
     seconds = time.process_time() - started
     request.table.release()
     return seconds

@@ -1,25 +1,13 @@
-"""Rotary frequencies against Hugging Face's transformers, and against values worked out by hand."""
+"""Rotary frequencies against values worked out by hand."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import pytest
 from numpy.testing import assert_allclose
 
 from npu.rope import Rope, RopeScaling, llama3_factors, yarn_attention
-
-
-def judge(head_dim: int, **parameters: Any) -> tuple[np.ndarray[Any, Any], float]:
-    """transformers' frequencies, in float32, and its factor of cos and sin."""
-    import transformers  # noqa: PLC0415 - it imports torch: see tests/npu/oracle.py
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 - as above
-
-    config = transformers.LlamaConfig(head_dim=head_dim, max_position_embeddings=131072, rope_parameters=parameters)
-    frequencies, attention = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, None)
-    return frequencies.numpy(), attention
 
 
 def test_plain_frequencies() -> None:
@@ -27,49 +15,32 @@ def test_plain_frequencies() -> None:
     assert_allclose(Rope(10000.0).frequencies(8), [1, 0.1, 0.01, 0.001], rtol=1e-15)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
-def test_linear(head_dim: int) -> None:
-    expected, attention = judge(head_dim, rope_type="linear", rope_theta=10000.0, factor=4.0)
+def test_linear_scaling_slows_every_pair_alike() -> None:
     rope = Rope(10000.0, RopeScaling.LINEAR, 4.0)
-    assert_allclose(rope.frequencies(head_dim), expected, rtol=5e-7)
-    assert rope.attention == attention == 1.0
+    assert_allclose(rope.frequencies(8), [0.25, 0.025, 0.0025, 0.00025], rtol=1e-15)
 
 
-# The configurations of Llama 3.1 8B and Llama 3.2 1B, and one whose original context is short.
-@pytest.mark.parametrize(
-    ("head_dim", "theta", "factor", "original"),
-    [(128, 500000.0, 8.0, 8192), (64, 500000.0, 32.0, 8192), (80, 10000.0, 4.0, 64), (96, 10000.0, 8.0, 256)],
-)
-def test_llama3(head_dim: int, theta: float, factor: float, original: int) -> None:
-    smoothing = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    stretched = {"factor": factor, "original_max_position_embeddings": original}
-    expected, _ = judge(head_dim, rope_type="llama3", rope_theta=theta, **smoothing, **stretched)
-    factors = llama3_factors(theta, head_dim, factor=factor, low=1.0, high=4.0, original_context=original)
-    assert factors[0] == 1  # turns original / 2 pi times, more than 4
-    assert_allclose(factors[-1], factor, rtol=1e-15)  # turns less than once
-    assert ((factors > 1.001) & (factors < factor - 0.001)).any()  # and some are in between
-    assert_allclose(Rope(theta, factors=tuple(factors)).frequencies(head_dim), expected, rtol=1e-6)
+def test_factors_divide_each_its_own_pair() -> None:
+    rope = Rope(10000.0, factors=(1.0, 2.0, 4.0, 8.0))
+    assert_allclose(rope.frequencies(8), [1, 0.05, 0.0025, 0.000125], rtol=1e-15)
 
 
-# Qwen2.5's instructions, and others: base, original context, factor and where the ramp begins and ends.
-@pytest.mark.parametrize(
-    ("head_dim", "theta", "original", "factor", "fast", "slow"),
-    [
-        (128, 1000000.0, 32768, 4.0, 32.0, 1.0),
-        (64, 10000.0, 4096, 16.0, 32.0, 1.0),
-        (80, 10000.0, 64, 2.0, 16.0, 2.0),
-        (96, 10000.0, 64, 8.0, 64.0, 40.0),  # no pair turns that often: the ramp has no width
-    ],
-)
-def test_yarn(*, head_dim: int, theta: float, original: int, factor: float, fast: float, slow: float) -> None:
-    ramp = {"beta_fast": fast, "beta_slow": slow}
-    stretched = {"factor": factor, "original_max_position_embeddings": original}
-    expected, attention = judge(head_dim, rope_type="yarn", rope_theta=theta, **ramp, **stretched)
-    rope = Rope(
-        theta, RopeScaling.YARN, factor, original_context=original, beta_fast=fast, beta_slow=slow, attention=1.0
-    )
-    assert_allclose(rope.frequencies(head_dim), expected, rtol=1e-6)
-    assert_allclose(yarn_attention(factor), attention, rtol=1e-15)
+def test_llama_3_keeps_fast_pairs_slows_slow_ones_and_mixes_in_between() -> None:
+    factors = llama3_factors(10000.0, 8, factor=8.0, low=1.0, high=4.0, original_context=1257)
+    # 1257 positions are 200, 20, 2.0006 and 0.2 turns. A third of the third pair's way from 1 to 4 turns is done, so
+    # its frequency is 0.3335 + 0.6665 / 8 = 0.41684 of what it was.
+    assert_allclose(factors, [1, 1, 1 / 0.41684, 8], rtol=1e-4)
+
+
+def test_yarn_ramps_from_pairs_that_turn_often_to_those_that_turn_rarely() -> None:
+    # Pair i turns 630000 / 2 pi * 10 ** -i = 100268 * 10 ** -i times: 10000 times at i = 1.001, rounded down to 1, and
+    # 120 times at i = 2.92, rounded up to 3. So 2 is half way.
+    rope = Rope(10000.0, RopeScaling.YARN, 4.0, original_context=630000, beta_fast=10000.0, beta_slow=120.0)
+    assert_allclose(rope.frequencies(8), [1, 0.1, (0.01 + 0.0025) / 2, 0.00025], rtol=1e-14)
+
+
+def test_yarn_makes_attention_sharper_by_a_tenth_for_each_factor_of_e() -> None:
+    assert_allclose([yarn_attention(math.e), yarn_attention(math.e**2), yarn_attention(math.e, 2.0)], [1.1, 1.2, 1.2])
 
 
 def test_angles_stay_exact_at_the_end_of_long_contexts() -> None:

@@ -1,6 +1,6 @@
 """The same prompt gives the same answer whichever way it is computed.
 
-With int8 activations every row is computed alone, bit for bit, by the dense parts and by the `cpu` attention alike:
+With int8 activations, on x86-64, every row is computed alone, bit for bit, by the dense parts and by `cpu` attention:
 so chunks, batches, hits, forks and recomputation leave identical KV bytes and tokens, and the tests say so. With fp32
 activations ONNX Runtime takes another kernel for a single row than for several: the difference is bounded instead.
 """

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 from pathlib import Path
 
 import pytest
 
+from npu.gguf import GGUFFile
 from npu.tokenizer import Tokenizer
 from tests.npu.trained import (
     BYTE_LEVEL,
@@ -16,9 +19,11 @@ from tests.npu.trained import (
     gguf_of,
     gguf_of_pieces,
     llama_2,
+    of_gguf,
     random_texts,
     save_folder,
     sentencepiece_model,
+    with_runs_of_spaces,
 )
 
 COUNTS = [500, pytest.param(5000, marks=pytest.mark.long)]
@@ -36,6 +41,17 @@ def test_byte_level_from_gguf_and_from_a_folder(pre: str, count: int, tmp_path: 
         assert from_gguf.encode(text, bos=False).tolist() == expected
         assert from_folder.encode(text, bos=False).tolist() == expected
         assert from_folder.decode(expected) == reference.decode(expected)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_real_vocabulary(demo_model: Path, count: int) -> None:
+    with GGUFFile.open(demo_model) as gguf:
+        metadata = gguf.metadata
+    reference, tokenizer = of_gguf(metadata), Tokenizer.from_metadata(metadata)
+    for text in random_texts(count):
+        expected = reference.encode(text).ids
+        assert tokenizer.encode(text).tolist() == expected
+        assert tokenizer.decode(expected) == reference.decode(expected)
 
 
 @pytest.mark.parametrize("pre", BYTE_LEVEL)
@@ -61,6 +77,17 @@ def test_sentencepiece_from_gguf(prefix: bool, count: int) -> None:
         ids = tokenizer.encode(text, bos=False).tolist()
         assert ids == reference.encode(text)
         assert tokenizer.decode(ids) == text.replace("\u2581", " ")
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_sentencepiece_with_runs_of_spaces_of_one_score(count: int) -> None:
+    reference = with_runs_of_spaces()
+    tokenizer = Tokenizer.from_metadata(gguf_of_pieces(reference))
+    spaces = random.Random(7)
+    for text in random_texts(count):
+        spread = re.sub(r"\s", lambda _: " " * spaces.choice((1, 2, 3, 7, 18, 40)), text)
+        for given in (text, spread):
+            assert tokenizer.encode(given, bos=False).tolist() == reference.encode(given)
 
 
 @pytest.mark.parametrize("count", COUNTS)

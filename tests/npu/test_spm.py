@@ -121,9 +121,22 @@ def test_pieces_longer_than_any_are_refused() -> None:
         toy([*LETTERS, ("a" * 129, -1.0)])
 
 
-def test_equal_scores_are_refused_with_both_pieces() -> None:
-    with pytest.raises(UnsupportedModel, match="'ab' and 'bc' have the same score"):
-        toy([*LETTERS, ("ab", -1.0), ("bc", -1.0)])
+@pytest.mark.parametrize("others", [("ab", "bc"), ("aa", "bb"), ("aa", "aaaa")])
+def test_equal_scores_are_refused_with_both_pieces(others: tuple[str, str]) -> None:
+    with pytest.raises(UnsupportedModel, match=f"'{others[0]}' and '{others[1]}' have the same score"):
+        toy([*LETTERS, *((piece, -1.0) for piece in others), ("aaa", -2.0)])
+
+
+def test_runs_of_spaces_may_share_a_score_as_llama_2s_do() -> None:
+    # Of equal scores the left pair is joined first, so the left run grows to the longest there is before the next.
+    tokenizer = toy([*LETTERS, *(("\u2581" * n, -1e9) for n in (3, 2, 4)), ("\u2581a", -1.0)], add_space_prefix=False)
+    three, two, four, space_a = range(FIRST, FIRST + 4)
+    expected = {5: [four, SPACE], 6: [four, two], 7: [four, three], 9: [four, four, SPACE]}
+    for spaces, ids in expected.items():
+        assert tokenizer.encode(" " * spaces, bos=False).tolist() == ids
+        assert tokenizer.encode(" " * spaces + "b  b", bos=False).tolist() == [*ids, LETTER_B, two, LETTER_B]
+    # The word takes its space first.
+    assert tokenizer.encode("   a", bos=False).tolist() == [two, space_a]
 
 
 @pytest.mark.parametrize("key", ["precompiled_charsmap", "remove_extra_whitespaces"])

@@ -49,6 +49,18 @@ def test_the_mask_is_what_the_expression_says() -> None:
     assert follows(constraint, "ax") == tokens("x", END)  # it may end here, and need not
 
 
+def test_a_token_that_ends_answers_from_now_on_ends_structures_too() -> None:
+    """As a chat template's end of a turn does, which is known when the first conversation comes."""
+    tokenizer = toy()
+    compiler = StructureCompiler(tokenizer)
+    either = Structure.regex("ax{1,2}")
+    before = compiler.constraint(either)
+    assert follows(before, "ax") == tokens("x", END)
+    tokenizer.eos_ids |= {USER}
+    assert follows(compiler.constraint(either), "ax") == tokens("x", END, USER)
+    assert follows(before, "ax") == tokens("x", END)  # its answer goes on as it began
+
+
 def test_a_token_of_several_letters_counts_as_its_letters() -> None:
     constraint = COMPILER.constraint(Structure.regex("[ab]{3}"))
     assert follows(constraint, "") == tokens("ab", AB)
@@ -269,6 +281,20 @@ def test_a_hostile_expression_stays_cheap() -> None:
     with pytest.raises(RequestFailed, match="too many expressions constructed; loosen it"):
         constraint.allowed(ids(byte_ids('"a')))
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("grammar", "answer"),
+    [
+        ('start: /a+/ "a"', "a"),
+        ('start: "x" /a+/ /a+/', "xaa"),
+        ('%llguidance {"no_forcing": false}\nstart: /a+/ /a+/', "a"),
+        ("start: (/a+/){2,10000}", "a"),
+    ],
+)
+def test_a_text_that_has_no_end_is_not_looked_for(grammar: str, answer: str) -> None:
+    """The first terminal takes every `a` there is, and the second waits for one."""
+    assert follows(COMPILER.constraint(Structure.lark(grammar)), answer) == tokens("a")
 
 
 @pytest.mark.parametrize("options", [[], "yes", ["yes", ""], ["yes", 3]])

@@ -317,7 +317,7 @@ def test_a_request_that_fails_reports_none_for_a_token_it_has_not_got(
     request = engine.add_request("rain", SamplingParams(max_tokens=8, ignore_eos=True, logprobs=1))
     (first,) = engine.step()
     assert len(first.logprobs) == 1
-    monkeypatch.setattr(engine._decoder, "forward", lambda *_: np.full((1, 272), np.nan, np.float32))
+    monkeypatch.setattr(engine._runner._decoder, "forward", lambda *_: np.full((1, 272), np.nan, np.float32))
     (last,) = engine.step()
     assert (last.request_id, last.finish_reason) == (request, FinishReason.FAILED)
     assert last.token_ids == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ import pytest
 
 from hostcache.errors import BadModelFile, UsageError
 from npu import weights_cache
+from npu.cache_room import writing
 from npu.gguf import GGUFFile
 from npu.model import ModelConfig
 from npu.onnx_graph import WEIGHTS_FILE
@@ -61,7 +61,8 @@ def test_a_second_load_writes_nothing(tiny: GGUFFile, plan: WeightsPlan, writes:
     assert len(writes) == 1
     folder, content = first
     assert content[plan.nbytes :] == hashlib.sha256(content[: plan.nbytes]).digest()
-    assert sorted(os.listdir(folder)) == ["lock", WEIGHTS_FILE]
+    assert os.listdir(folder) == [WEIGHTS_FILE]
+    assert sorted(os.listdir(folder.parent)) == sorted(["lock", folder.name])
 
 
 def test_modes_and_models_have_files_of_their_own(tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_what_a_killed_writer_left_is_written_over(tiny: GGUFFile, plan: Weights
     with (folder / "weights.tmp").open("ab") as file:
         file.write(b"more than will be written again")
     assert fetch(tiny, plan, tmp_path) == (folder, content)
-    assert sorted(os.listdir(folder)) == ["lock", WEIGHTS_FILE]
+    assert os.listdir(folder) == [WEIGHTS_FILE]
 
 
 def test_two_loaders_write_once(tiny: GGUFFile, plan: WeightsPlan, writes: list[str], tmp_path: Path) -> None:
@@ -103,8 +104,7 @@ def test_two_loaders_write_once(tiny: GGUFFile, plan: WeightsPlan, writes: list[
     (folder / WEIGHTS_FILE).unlink()
     seen: list[tuple[Path, bytes]] = []
     loaders = [threading.Thread(target=lambda: seen.append(fetch(tiny, plan, tmp_path))) for _ in range(3)]
-    with (folder / "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # all find nothing and wait for the lock
+    with writing(folder.parent):  # all find nothing and wait for the lock
         for loader in loaders:
             loader.start()
         loaders[0].join(0.1)
@@ -115,29 +115,37 @@ def test_two_loaders_write_once(tiny: GGUFFile, plan: WeightsPlan, writes: list[
     assert len(writes) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", [True, False], ids=["TMPDIR", "default"])
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: bool
+) -> None:
+    place = tmp_path if chosen else Path("/var/tmp")
+    monkeypatch.setenv("TMPDIR", str(tmp_path) if chosen else "")
     obstacle = tmp_path / "cache"
     obstacle.write_text("a file where the folder should be")  # permissions would not stop root
     with weights_folder(tiny, plan, "d" * 64, "int8", obstacle) as folder:
         temporary = folder
+        assert folder.is_relative_to(place)
         content = (folder / WEIGHTS_FILE).read_bytes()
     assert content == fetch(tiny, plan, tmp_path / "writable")[1]
     assert not temporary.exists()
 
 
+@pytest.mark.parametrize("when", ["asked for room", "writing"])
 def test_a_full_disk_is_one_clear_error(
-    tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    def full(self: WeightsPlan, gguf: GGUFFile, file: BinaryIO) -> None:
-        file.write(b"some of it")
+    def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(WeightsPlan, "write", full)
+    if when == "writing":  # a file system that promises more than it has
+        monkeypatch.setattr(WeightsPlan, "write", full)
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(UsageError, match=rf"^{plan.nbytes} bytes .* No space left .* set XDG_CACHE_HOME") as caught:
         fetch(tiny, plan, tmp_path / "cache")
     assert caught.value.values["needed"] == plan.nbytes
-    left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert left == ["lock"]
+    assert os.listdir(tmp_path / "cache" / "weights") == ["lock"]
 
 
 # --- digests ------------------------------------------------------------------------------------------------------
@@ -165,7 +173,9 @@ def test_another_file_at_the_same_path_has_another_digest(tiny: GGUFFile, tmp_pa
         model_digest(tiny, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", "{}", '{"path": 1, "identity": [], "sha256": "0"}', "\udcff"])
+@pytest.mark.parametrize(
+    "note", ["", "{", "[]", "{}", '{"path": 1, "identity": [], "sha256": "0"}', "\udcff", "[" * 100_000]
+)
 def test_a_damaged_note_is_not_believed(tiny: GGUFFile, tmp_path: Path, note: str) -> None:
     expected = model_digest(tiny, tmp_path / "cache")
     (path,) = (tmp_path / "cache" / "digests").iterdir()
@@ -174,12 +184,29 @@ def test_a_damaged_note_is_not_believed(tiny: GGUFFile, tmp_path: Path, note: st
     assert json.loads(path.read_bytes())["sha256"] == expected
 
 
-@pytest.mark.parametrize("digest", [None, 7])
-def test_a_note_without_a_digest_is_not_believed(tiny: GGUFFile, tmp_path: Path, digest: int | None) -> None:
+@pytest.mark.parametrize(
+    "digest", [None, 7, "", "0" * 63, "0" * 63 + "/", "0" * 63 + "\n", "\0" * 64, "../" * 21 + "x"]
+)
+def test_a_note_without_a_digest_is_not_believed(tiny: GGUFFile, tmp_path: Path, digest: object) -> None:
+    """It becomes the name of a folder, which must not be another's."""
     expected = model_digest(tiny, tmp_path / "cache")
     (path,) = (tmp_path / "cache" / "digests").iterdir()
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "sha256": digest}))
     assert model_digest(tiny, tmp_path / "cache") == expected
+
+
+@pytest.mark.parametrize("name", ["digests/*.json", "weights/lock", "weights/*/weights.bin"])
+def test_a_pipe_in_the_cache_is_not_waited_for(tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path, name: str) -> None:
+    def load() -> tuple[str, bytes]:
+        digest = model_digest(tiny, tmp_path / "cache")
+        with weights_folder(tiny, plan, digest, "int8", tmp_path / "cache") as folder:
+            return digest, (folder / WEIGHTS_FILE).read_bytes()
+
+    expected = load()
+    (path,) = (tmp_path / "cache").glob(name)
+    path.unlink()
+    os.mkfifo(path)
+    assert load() == expected
 
 
 def test_an_unwritable_cache_only_costs_time(tiny: GGUFFile, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writes tiny random Llama-type GGUF files that load in milliseconds: real format, real tokenizer, no meaning."""
+"""Writes tiny random GGUF files of each family that load in milliseconds: real format, real tokenizer, no meaning."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _CHAT_TEMPLATE = (
 class TinyLlama:
     """Dimensions and storage of a tiny model; `hidden`, `heads * head_dim` and `ffn` are multiples of 32."""
 
+    family: str = "llama"
+    """Or "qwen2", with biases of q, k and v; or "qwen3", with norms of q and k."""
     layers: int = 2
     hidden: int = 64
     heads: int = 4
@@ -33,6 +35,12 @@ class TinyLlama:
     ffn: int = 96
     context_length: int = 512
     rope_theta: float = 10000.0
+    rope_factor: float = 1.0
+    """Of linear scaling."""
+    rope_attention: float = 1.0
+    """Of cos and sin, beside a scaling."""
+    rope_factors: bool = False
+    """Whether each pair's frequency has a divisor of its own."""
     eps: float = 1e-5
     matrix_type: str = "Q4_1"
     embedding_type: str = "Q8_0"
@@ -50,6 +58,7 @@ class TinyLlama:
         """Shape (rows first) and type of every tensor."""
         matrix, value = self.matrix_type, self.value_type or self.matrix_type
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        widths = {"q": q, "k": kv, "v": kv}
         out: dict[str, tuple[tuple[int, ...], str]] = {
             "token_embd.weight": ((self.vocab, self.hidden), self.embedding_type)
         }
@@ -65,8 +74,14 @@ class TinyLlama:
                 "ffn_up": ((self.ffn, self.hidden), value),
                 "ffn_down": ((self.hidden, self.ffn), matrix),
             }
+            if self.family == "qwen3":
+                block |= {f"attn_{name}_norm": ((self.head_dim,), "F32") for name in "qk"}
             out |= {f"blk.{layer}.{name}.weight": entry for name, entry in block.items()}
+            if self.family == "qwen2":
+                out |= {f"blk.{layer}.attn_{name}.bias": ((width,), "F32") for name, width in widths.items()}
         out["output_norm.weight"] = ((self.hidden,), "F32")
+        if self.rope_factors:
+            out["rope_freqs.weight"] = ((self.head_dim // 2,), "F32")
         if not self.tied_head:
             out["output.weight"] = ((self.vocab, self.hidden), self.embedding_type)
         return out
@@ -81,7 +96,7 @@ def write_tiny_llama(path: Path, model: TinyLlama = TINY) -> Path:
 
     Every quantised matrix has one block of zeros (scale 0), as real models do.
     """
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, model.family)
     writer.add_block_count(model.layers)
     writer.add_context_length(model.context_length)
     writer.add_embedding_length(model.hidden)
@@ -92,13 +107,19 @@ def write_tiny_llama(path: Path, model: TinyLlama = TINY) -> Path:
     writer.add_value_length(model.head_dim)
     writer.add_rope_dimension_count(model.head_dim)
     writer.add_rope_freq_base(model.rope_theta)
+    if model.rope_factor != 1:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(model.rope_factor)
+        writer.add_rope_scaling_attn_factors(model.rope_attention)
     writer.add_layer_norm_rms_eps(model.eps)
     writer.add_vocab_size(model.vocab)
     _add_tokenizer(writer)
     rng = np.random.default_rng(model.seed)
     for name, (shape, type_name) in model.tensors().items():
         values = rng.standard_normal(shape, np.float32)
-        if len(shape) == 1:  # a norm
+        if name.endswith(".bias"):
+            values *= 0.5
+        elif len(shape) == 1:  # a norm, or factors of frequencies
             values *= 0.125
             values += 1
         else:

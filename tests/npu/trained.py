@@ -13,9 +13,10 @@ from typing import Any
 import sentencepiece
 import tokenizers
 import transformers
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from npu.vocabulary import Metadata
+from npu.vocabulary import Metadata, list_of
 
 __all__ = [
     "BYTE_LEVEL",
@@ -26,9 +27,11 @@ __all__ = [
     "gguf_of",
     "gguf_of_pieces",
     "llama_2",
+    "of_gguf",
     "random_texts",
     "save_folder",
     "sentencepiece_model",
+    "with_runs_of_spaces",
 ]
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -76,7 +79,7 @@ def random_texts(count: int, seed: int = 5) -> list[str]:
         lambda: draw.choice(("'s", "'LL", "'Ve", "e\u0301", "\u0323a\u0302", "가", "가", "ﬁ", "½", "٣", "\u2581")),
         lambda: chr(draw.randrange(0x20, 0x250)),
         lambda: chr(draw.choice((draw.randrange(0xD800), draw.randrange(0xE000, 0x110000)))),
-        lambda: draw.choice(("...", "!!", "<|", "|>", "<0x0A>", "\u200d", "\ufeff", "\x00", "#")),
+        lambda: draw.choice(("...", "!!", "<|", "|>", "<0x0A>", "\u200d", "\ufeff", "\x00", "#", " spindles")),
     ]
     return ["".join(draw.choice(parts)() for _ in range(draw.randrange(1, 24))) for _ in range(count)]
 
@@ -153,6 +156,18 @@ def gguf_of(trained: tokenizers.Tokenizer, pre: str) -> Metadata:
     }
 
 
+def of_gguf(metadata: Metadata) -> tokenizers.Tokenizer:
+    """A byte-level tokenizer for plain text with the vocabulary of a GGUF file, without its control tokens."""
+    texts: list[str] = list_of(str, metadata, "tokenizer.ggml.tokens")
+    kinds = list_of(int, metadata, "tokenizer.ggml.token_type")
+    merges = (merge.split(" ") for merge in list_of(str, metadata, "tokenizer.ggml.merges"))
+    vocab = {text: token for token, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind == 1}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[(left, right) for left, right in merges]))
+    tokenizer.pre_tokenizer = BYTE_LEVEL[str(metadata["tokenizer.ggml.pre"])]
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def save_folder(trained: tokenizers.Tokenizer, folder: Path, **config: Any) -> Path:
     """Write a tokenizer as transformers lays out its files."""
     folder.mkdir(exist_ok=True)
@@ -187,30 +202,35 @@ def sentencepiece_model(*, prefix: bool = True) -> sentencepiece.SentencePiecePr
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
+@functools.cache
+def with_runs_of_spaces() -> sentencepiece.SentencePieceProcessor:
+    """The model with pieces of up to 16 spaces, all of the lowest score, as Llama 2's has them."""
+    proto = _proto_of(sentencepiece_model())
+    pieces = [piece for piece in proto.pieces if piece.piece.strip("\u2581")]
+    del proto.pieces[:]
+    proto.pieces.extend(pieces)
+    for spaces in random.Random(2).sample(range(1, 17), 16):
+        proto.pieces.add(piece="\u2581" * spaces, score=-1e9, type=1)
+    return sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+
+
 def gguf_of_pieces(model: sentencepiece.SentencePieceProcessor, *, prefix: bool = True) -> Metadata:
     """What llama.cpp's converter writes of a SentencePiece model."""
-    ids = range(model.vocab_size())
+    pieces = _proto_of(model).pieces
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": [model.id_to_piece(token) for token in ids],
-        "tokenizer.ggml.scores": [model.get_score(token) for token in ids],
-        "tokenizer.ggml.token_type": [_kind(model, token) for token in ids],
+        "tokenizer.ggml.tokens": [piece.piece for piece in pieces],
+        "tokenizer.ggml.scores": [piece.score for piece in pieces],
+        "tokenizer.ggml.token_type": [int(piece.type) for piece in pieces],  # llama.h numbers the kinds alike
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.add_space_prefix": prefix,
     }
 
 
-def _kind(model: sentencepiece.SentencePieceProcessor, token: int) -> int:
-    """The number of `enum llama_token_type` in llama.h."""
-    if model.is_unknown(token):
-        return 2
-    if model.is_control(token):
-        return 3
-    if model.is_byte(token):
-        return 6
-    return 4 if model.id_to_piece(token) in PIECES_AS_A_WHOLE else 1
+def _proto_of(model: sentencepiece.SentencePieceProcessor) -> Any:
+    return sentencepiece_model_pb2.ModelProto.FromString(model.serialized_model_proto())
 
 
 @functools.cache
@@ -223,7 +243,7 @@ def llama_2(form: str) -> tokenizers.Tokenizer:
     """
     model = sentencepiece_model()
     pieces = {model.id_to_piece(token): token for token in range(model.vocab_size())}
-    normal = {piece: token for piece, token in pieces.items() if _kind(model, token) == 1}
+    normal = {piece.piece: token for token, piece in enumerate(_proto_of(model).pieces) if piece.type == 1}
     cuts = [
         (-model.get_score(token), token, piece[:end], piece[end:])
         for piece, token in normal.items()

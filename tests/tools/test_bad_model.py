@@ -196,6 +196,7 @@ KINDS: dict[str, tuple[TinyLlama, str, str]] = {
     "an unsupported matrix type": (TinyLlama(matrix_type="MXFP4"), "run", "'blk.0.attn_q.weight' is MXFP4"),
     "an unsupported embedding": (TinyLlama(embedding_type="MXFP4"), "plan", "'token_embd.weight' is MXFP4"),
     "a head the kernel has no path for": (TinyLlama(heads=8, head_dim=20), "run", "head_dim 20"),
+    "a plan for such a head": (TinyLlama(heads=8, head_dim=20), "plan", "head_dim 20"),
     "more rows than the NPU's registers hold": (
         TinyLlama(heads=128, kv_heads=1, head_dim=64, layers=1),
         "emulated",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from npu.gguf import GGUFFile
+from tests.npu.folders import write_folder
 from tests.npu.tiny import TINY, write_tiny_llama
 from tools.main import main
 
@@ -45,6 +46,29 @@ def test_convert_answers_in_json(source: Path, capsys: pytest.CaptureFixture[str
     assert (matrices["copied"], matrices["tensors"], vectors["copied"], vectors["tensors"]) == (False, 15, True, 5)
     assert 0.004 < matrices["relative_error"] < 0.0065
     assert vectors["relative_error"] == 0.0
+
+
+@pytest.mark.parametrize("weights", ["int4", "int8"])
+def test_a_folder_becomes_a_file_that_runs(
+    tmp_path: Path, weights: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_folder(tmp_path / "folder", TINY, write_tiny_llama(tmp_path / "tiny.gguf"), eos_ids=(0, 2), shards=2)
+    out = tmp_path / "out.gguf"
+    assert main(["convert", str(folder), "--weights", weights, "--out", str(out), "--json"]) == 0
+    matrices, *_ = json.loads(capsys.readouterr().out)["parts"]
+    assert (matrices["type"], matrices["tensors"]) == {"int4": ("Q4_1", 14), "int8": ("Q8_0", 15)}[weights]
+
+    # Template, tokenizer and ends come along: three control tokens, three line ends, and of the tiny vocabulary
+    # u-s-er, in- the- -r-a-in and a-s-s-i-s-t-an-t.
+    chat = ["--chat", "--prompt", "in the rain", "--pool", "1MiB", "--max-tokens", "6", "--json"]
+    for model in (folder, out):
+        assert main(["run", str(model), *chat, "--ignore-eos"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["prompt_tokens"], len(answer["ids"])) == (3 + 3 + 3 + 6 + 8, 6)
+        assert main(["run", str(model), *chat, "--logit-bias", "0=100"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["ids"], answer["text"], answer["finish_reason"]) == ([0], "", "stop")
 
 
 @pytest.mark.parametrize(

@@ -261,8 +261,10 @@ def test_the_environment_names_another_model(tmp_path: Path, monkeypatch: pytest
     mine.write_bytes(b"GGUF")
     monkeypatch.setenv("ROCKPAGE_MODEL", str(mine))
     assert demo_model_path() == mine
+    monkeypatch.setenv("ROCKPAGE_MODEL", str(tmp_path))
+    assert demo_model_path() == tmp_path
     monkeypatch.setenv("ROCKPAGE_MODEL", str(tmp_path / "missing.gguf"))
-    with pytest.raises(UsageError, match=r"missing\.gguf is not a file"):
+    with pytest.raises(UsageError, match=r"missing\.gguf is not there: .* a GGUF file or a Hugging Face folder"):
         demo_model_path()
 
 

@@ -157,7 +157,7 @@ def test_help_waits_for_nothing_heavy() -> None:
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [*COMMAND, "plan", "--geometry", "layers=1,kv_heads=1,head_dim=1", "--weights", "1", "--ram", "4GiB"]
+    command = [*COMMAND, "plan", "--geometry", "layers=1,kv_heads=1,head_dim=8", "--weights", "1", "--ram", "4GiB"]
     with os.fdopen(writer, "w") as stdout:
         run = subprocess.run(command, cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, check=False)
     assert run.stderr == b""

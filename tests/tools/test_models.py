@@ -69,7 +69,8 @@ def test_every_command_takes_a_folder(
     answer = json.loads(capsys.readouterr().out)
     assert answer["finish_reason"] == "length"
 
-    assert main(["run", str(folder), "--chat", "--prompt", "Alarm", "--max-tokens", "2", *quick]) == 0
+    monkeypatch.setenv("ROCKPAGE_MODEL", str(folder))  # in place of the demo's
+    assert main(["run", "--chat", "--prompt", "Alarm", "--max-tokens", "2", *quick]) == 0
     assert json.loads(capsys.readouterr().out)["prompt_tokens"] == len(
         byte_level("qwen2").encode("<|im_start|>user\nAlarm<|im_end|>", add_special_tokens=False).ids
     )

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hostcache.memory_budget import MemoryBudget
 from tools.main import main
+
+MIB = 1 << 20
+MACHINE = MemoryBudget(None, limit=4096 * MIB, available=2048 * MIB)
 
 
 def test_plan_answers_in_json_and_by_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +37,7 @@ def test_plan_answers_in_json_and_by_status(capsys: pytest.CaptureFixture[str]) 
     answer = json.loads(capsys.readouterr().out)
     assert answer["fits"] is False
     assert answer["obstacles"] == [
-        f"{answer['needed_bytes'] / 2**20:.1f} MiB are needed and 1024.0 MiB are there: no pool would fit"
+        f"{answer['needed_bytes'] / 2**30:.2f} GiB are needed and 1.00 GiB are there: no pool would fit"
     ]
 
 
@@ -112,12 +116,70 @@ def test_plan_wants_a_model_or_a_geometry_with_weights(
     )
 
 
+@pytest.mark.parametrize("runtime", ["auto", "cpu", "emulated"])
+@pytest.mark.parametrize(
+    ("geometry", "refusal"),
+    [
+        ("head_dim=8", ""),
+        ("head_dim=256", ""),
+        ("head_dim=1", "head_dim 1 is not a multiple of 8 up to 256"),
+        ("head_dim=12", "head_dim 12 is not a multiple of 8 up to 256"),
+        ("head_dim=264", "head_dim 264 is not a multiple of 8 up to 256"),
+        ("head_dim=64,heads=3", "3 query heads are not a multiple of 2 KV heads"),
+    ],
+)
+def test_plan_refuses_what_no_runtime_computes(
+    capsys: pytest.CaptureFixture[str], geometry: str, refusal: str, runtime: str
+) -> None:
+    arguments = ["plan", "--geometry", f"layers=1,kv_heads=2,{geometry}", "--weights", "1MB", "--ram", "64GiB"]
+    assert main([*arguments, "--runtime", runtime]) == (2 if refusal else 0)
+    errors = capsys.readouterr().err.splitlines()
+    assert [error.startswith(f"rockpage: error: {refusal}") for error in errors] == [True] * bool(refusal)
+
+
 def test_plan_reads_a_real_model(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(demo_model), "--ram", "4GiB", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["bytes_per_token"] == 30 * 2 * 3 * 64 * 2
     assert main(["plan", str(demo_model), "--ram", "4GiB", "--context", "8193", "--pool", "1GiB"]) == 1
     assert "beyond the 8192 of the model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("budgets", "reserve", "expected"),
+    [
+        ([MACHINE], [], (4096, 512)),
+        ([MACHINE], ["--reserve", "1GiB"], (4096, 1024)),
+        # A cgroup's limit is its own: nothing of it is left to the kernel.
+        ([MACHINE, MemoryBudget("/a", 1800 * MIB, MIB)], [], (1800, 0)),
+        ([MACHINE, MemoryBudget("/a", 1800 * MIB, MIB)], ["--reserve", "100MiB"], (1800, 100)),
+        # 4096 less 512 is less than the cgroup may have.
+        ([MACHINE, MemoryBudget("/a", 3585 * MIB, MIB), MemoryBudget("/", 3900 * MIB, MIB)], [], (4096, 512)),
+        ([MACHINE, MemoryBudget("/a", 3583 * MIB, MIB), MemoryBudget("/", 3900 * MIB, MIB)], [], (3583, 0)),
+    ],
+)
+def test_without_ram_it_plans_for_where_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    budgets: list[MemoryBudget],
+    reserve: list[str],
+    expected: tuple[int, int],
+) -> None:
+    monkeypatch.setattr("hostcache.memory_budget.memory_budgets", lambda: budgets)
+    arguments = ["plan", "--geometry", "layers=24,kv_heads=2,head_dim=128", "--weights", "1GiB", "--json"]
+    main([*arguments, *reserve])
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["ram_bytes"], answer["reserve_bytes"]) == (expected[0] * MIB, expected[1] * MIB)
+
+
+def test_a_kernel_that_does_not_say_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hostcache.memory_budget.memory_budgets", list)
+    assert main(["plan", "--geometry", "layers=1,kv_heads=1,head_dim=8", "--weights", "1B"]) == 2
+    assert capsys.readouterr().err == (
+        "rockpage: error: the kernel does not say how much memory there is: give --ram\n"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"GGUF"])

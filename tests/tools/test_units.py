@@ -4,7 +4,8 @@ import argparse
 
 import pytest
 
-from tools.units import format_mib, parse_size
+from npu.sizes import format_size
+from tools.units import parse_size
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,9 @@ def test_everything_else_is_refused_by_name(text: str) -> None:
     assert str(caught.value).startswith(f"'{text}'")
 
 
-def test_sizes_are_written_in_mib_with_one_decimal() -> None:
-    assert format_mib(201_326_592) == "192.0 MiB"
-    assert format_mib(1_100_000_000) == "1049.0 MiB"
-    assert format_mib(0) == "0.0 MiB"
+def test_sizes_are_written_for_people() -> None:
+    assert format_size(0) == "0.0 MiB"
+    assert format_size(201_326_592) == "192.0 MiB"
+    assert format_size(2**30 - 1) == "1024.0 MiB"
+    assert format_size(2**30) == "1.00 GiB"
+    assert format_size(2**32 + 2**30 // 4) == "4.25 GiB"

@@ -1,0 +1,46 @@
+"""A scheduler that computes nothing, for the tests that look at what it plans."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hostcache import KVGeometry, Namespace, PagedKVCache, PrefixCache, Request, Scheduler, SchedulerConfig, StepPlan
+
+__all__ = ["HOME", "Bench", "chunks"]
+
+HOME = Namespace("model")
+
+
+class Bench:
+    """A scheduler over blocks of four tokens; `step` pretends to compute and samples token 7."""
+
+    def __init__(self, blocks: int = 16, **limits: int) -> None:
+        geometry = KVGeometry(layers=1, kv_heads=1, head_dim=8, block_tokens=4)
+        self.cache = PagedKVCache.create(geometry, blocks * geometry.block_bytes)
+        self.prefix = PrefixCache(self.cache.pool)
+        config = SchedulerConfig(**{"context_length": 200, "max_rows": 32, "max_sequences": 8, **limits})
+        self.scheduler = Scheduler(self.cache, self.prefix, config)
+        self.pool = self.cache.pool
+
+    def submit(self, length: int, max_tokens: int = 50, start: int = 0) -> Request:
+        return self.scheduler.submit(np.arange(start, start + length), HOME, max_tokens)
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        if plan.rows:
+            self.scheduler.commit(plan, [7] * len(plan.logit_rows), [False] * len(plan.logit_rows))
+        self.pool.check()
+        self.prefix.check()
+        return plan
+
+    def run(self) -> None:
+        for _ in range(1000):
+            if self.scheduler.idle:
+                return
+            self.step()
+        pytest.fail("1000 steps did not finish the work")
+
+
+def chunks(plan: StepPlan) -> list[tuple[int, int, int, bool]]:
+    return [(chunk.request.id, chunk.start, chunk.count, chunk.samples) for chunk in plan.chunks]

@@ -1,0 +1,116 @@
+"""A load that does not fit is refused before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hostcache.errors import RegionError, UsageError
+from hostcache.memory_budget import MemoryBudget
+from npu import model_memory
+from npu.engine import Engine
+from npu.memory_plan import LIBRARIES_BYTES, runtime_bytes, step_bytes
+from npu.model_memory import plan_model, require_memory
+from npu.source import open_model
+from tests.footprint import Footprint
+from tests.npu.tiny import TinyLlama, write_tiny_llama
+
+MIB = 1 << 20
+POOL_BYTES = MIB
+MODEL = TinyLlama(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, matrix_type="Q8_0")
+
+WEIGHTS = 2 * (64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 96) + MODEL.vocab * 64
+WEIGHTS_BYTES = WEIGHTS + WEIGHTS // 32 * 8
+"""8-bit codes, and a scale and a sum for 32 of them; the embedding counts as the head, which it is tied to."""
+
+RUNTIME_BYTES = runtime_bytes(2, MODEL.vocab) + step_bytes(64, 96, rows=256)
+
+ARENA_BYTES = 6 * (2 * 2 * 4096 * 16 * 2 + 2 * 2 * (64 * 2) * 16 * 2 + 4096 * (64 * 2) * 2)
+"""Six buffers: K and V of 4096 tokens, q and result of 64 tokens of 2 query heads for each KV head, and a mask."""
+
+LOADED = 40 * MIB
+"""Resident when a load begins: some of the libraries."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", MODEL)
+
+
+def left(monkeypatch: pytest.MonkeyPatch, available: int, loaded: int = LOADED) -> None:
+    """Let a cgroup have so much left, and the process be so large."""
+    budget = MemoryBudget("/service", limit=1 << 40, available=available)
+    monkeypatch.setattr(model_memory, "scarcest_budget", lambda: budget)
+    monkeypatch.setattr(model_memory, "_resident_bytes", lambda: loaded)
+
+
+def require(model: Path, runtime: str = "cpu") -> None:
+    with open_model(model) as source:
+        require_memory(source, "int8", runtime=runtime, pool_bytes=POOL_BYTES, max_rows=256)
+
+
+def test_a_model_is_planned_from_its_header(model: Path) -> None:
+    options = {"pool_asked": POOL_BYTES, "ram_bytes": 1 << 30, "reserve_bytes": 5}
+    with open_model(model) as source:
+        plan = plan_model(source, "int8", runtime="emulated", context=512, **options)
+        assert plan_model(source, "int8", runtime="auto", **options).device_bytes == 0
+        assert plan_model(source, "int8", runtime="cpu", **options).staging_bytes == 0
+        with pytest.raises(UsageError, match="activations must be int8 or fp32, got 'int4'"):
+            plan_model(source, "int4", runtime="cpu", **options)  # type: ignore[arg-type] # what is tested
+    assert plan.weights_bytes == WEIGHTS_BYTES
+    assert plan.runtime_bytes == RUNTIME_BYTES
+    assert plan.staging_bytes == plan.device_bytes == ARENA_BYTES
+    assert (plan.context, plan.context_limit, plan.reserve_bytes) == (512, 512, 5)
+    assert plan.geometry.bytes_per_token == 2 * 2 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize(("runtime", "staging"), [("cpu", 0), ("auto", 0), ("emulated", 2 * ARENA_BYTES)])
+def test_what_is_left_decides_to_the_byte(
+    model: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, staging: int
+) -> None:
+    # What the process holds already is counted among the libraries.
+    enough = WEIGHTS_BYTES + RUNTIME_BYTES + POOL_BYTES + staging - LOADED
+    left(monkeypatch, enough)
+    require(model, runtime)
+    left(monkeypatch, enough - 1)
+    with pytest.raises(RegionError) as caught:
+        require(model, runtime)
+    needed = enough + LOADED
+    # A block is 4 KiB: 16 tokens of 256 bytes.
+    assert caught.value.values == {"needed": needed, "available": needed - 1, "pool_limit": POOL_BYTES - 4096}
+    assert str(caught.value) == (
+        f"{model} does not fit into the memory of cgroup /service: {needed / MIB:.1f} MiB are needed and "
+        f"{needed / MIB:.1f} MiB are there: a pool of 1.0 MiB would fit; "
+        "use a smaller model or pool, or free memory first"
+    )
+
+
+def test_what_else_the_process_holds_is_no_part_of_the_plan(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service of a gigabyte that loads a model has its libraries loaded, and no more than that."""
+    needed = WEIGHTS_BYTES + POOL_BYTES + RUNTIME_BYTES - LIBRARIES_BYTES
+    left(monkeypatch, needed, loaded=1 << 30)
+    require(model)
+    left(monkeypatch, needed - 1, loaded=1 << 30)
+    with pytest.raises(RegionError, match="does not fit"):
+        require(model)
+
+
+def test_the_engine_refuses_before_it_takes_anything(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left(monkeypatch, MIB)
+    with pytest.raises(RegionError, match="no pool would fit; use a smaller model or pool, or free memory first"):
+        Engine.load(model, pool_bytes=POOL_BYTES, cache_dir=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()  # no weight was repacked
+
+
+def test_where_the_kernel_does_not_say_what_is_left_a_model_is_loaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_memory, "scarcest_budget", lambda: None)
+    Engine.load(model, pool_bytes=POOL_BYTES, cache_dir=tmp_path).close()
+
+
+def test_a_process_knows_its_size() -> None:
+    assert model_memory._resident_bytes() == pytest.approx(Footprint.of_this_process().resident, abs=2 * MIB)

@@ -1,0 +1,88 @@
+"""`rockpage cache`, on caches that the test has written."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from npu.cache_room import open_in_use
+from tests.tools.command_line import assert_refused, run_here
+
+
+@pytest.fixture
+def utc() -> Iterator[None]:
+    """Times are shown as the machine's clock on the wall does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.fixture
+def weights(utc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of two entries: 3 MiB used at noon on the second day, 1 MiB used at noon on the first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("ROCKPAGE_CACHE_SIZE", "8MiB")
+    folder = tmp_path / "rockpage" / "weights"
+    for name, nbytes, used in (("new-int8-1", 3 << 20, 1_767_355_200), ("old-fp32-1", 1 << 20, 1_767_268_800)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "weights.bin").write_bytes(bytes(nbytes))
+        os.utime(folder / name / "weights.bin", (used, used))
+    return folder
+
+
+def test_it_says_where_and_how_much(capsys: pytest.CaptureFixture[str], weights: Path) -> None:
+    with open_in_use(weights / "new-int8-1" / "weights.bin"):
+        outcome = run_here(capsys, "cache")
+    assert outcome.out.splitlines() == [
+        f"{weights}: 4.0 MiB of 8.0 MiB (ROCKPAGE_CACHE_SIZE)",
+        "  old-fp32-1                                     1.0 MiB  used 2026-01-01 12:00",
+        "  new-int8-1                                     3.0 MiB  in use",
+    ]
+    outcome = run_here(capsys, "cache", "--json")
+    assert json.loads(outcome.out) == {
+        "folder": str(weights),
+        "bytes": 4 << 20,
+        "limit_bytes": 8 << 20,
+        "entries": [
+            {"name": "old-fp32-1", "bytes": 1 << 20, "used": 1_767_268_800, "in_use": False},
+            {"name": "new-int8-1", "bytes": 3 << 20, "used": 1_767_355_200, "in_use": False},
+        ],
+    }
+
+
+def test_clear_removes_what_nobody_uses(capsys: pytest.CaptureFixture[str], weights: Path) -> None:
+    with open_in_use(weights / "new-int8-1" / "weights.bin"):
+        outcome = run_here(capsys, "cache", "--clear", "--json")
+    assert [entry["name"] for entry in json.loads(outcome.out)["entries"]] == ["new-int8-1"]
+    assert sorted(os.listdir(weights)) == ["lock", "new-int8-1"]
+    assert json.loads(run_here(capsys, "cache", "--clear", "--json").out)["bytes"] == 0
+
+
+def test_a_cache_that_is_not_there_is_empty(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("ROCKPAGE_CACHE_SIZE", raising=False)
+    for arguments in ([], ["--clear"]):
+        outcome = run_here(capsys, "cache", *arguments)
+        assert outcome.out == f"{tmp_path}/none/rockpage/weights: 0.0 MiB of 4.00 GiB (ROCKPAGE_CACHE_SIZE)\n"
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_cannot_be_a_cache_is_one_line(
+    capsys: pytest.CaptureFixture[str], weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCKPAGE_CACHE_SIZE", "4G")
+    assert_refused(run_here(capsys, "cache"), "ROCKPAGE_CACHE_SIZE: '4G' is not a size")
+    monkeypatch.delenv("ROCKPAGE_CACHE_SIZE")
+    (tmp_path / "rockpage" / "weights").rename(tmp_path / "moved")
+    (tmp_path / "rockpage" / "weights").write_text("a file where the folder should be")
+    for arguments in ([], ["--clear"]):
+        assert_refused(run_here(capsys, "cache", *arguments), "Not a directory")
