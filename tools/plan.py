@@ -14,7 +14,7 @@ from .units import format_mib, parse_size
 if TYPE_CHECKING:
     from npu.memory_plan import MemoryPlan
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "add_plan_options", "make_plan", "run"]
 
 SESSION_TOKENS = (128, 512, 2048)
 """Lengths for which sessions are counted."""
@@ -42,11 +42,16 @@ def add_parser(subparsers: Subparsers) -> None:
         example=EXAMPLE,
     )
     add_model_option(parser)
+    parser.add_argument("--ram", type=parse_size, metavar="SIZE", help="memory of the board (default: this machine's)")
+    add_plan_options(parser)
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `make_plan` asks of the arguments, but for MODEL and --ram."""
     parser.add_argument(
         "--geometry", type=parse_geometry, metavar="layers=N,kv_heads=N,head_dim=N[,heads=N]", help="in place of MODEL"
     )
     parser.add_argument("--weights", type=parse_size, metavar="SIZE", help="bytes of the weights; goes with --geometry")
-    parser.add_argument("--ram", type=parse_size, metavar="SIZE", help="memory of the board (default: this machine's)")
     parser.add_argument(
         "--reserve",
         type=parse_size,
@@ -103,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         UsageError: both MODEL and --geometry, or one of --geometry and --weights without the other.
         ModelError: the file is damaged or of a kind rockpage does not run.
     """
-    plan = _plan(args)
+    plan = make_plan(args)
     obstacles = plan.obstacles()
     if args.json:
         print(json.dumps(_as_json(plan, obstacles)))
@@ -112,7 +117,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if obstacles else 0
 
 
-def _plan(args: argparse.Namespace) -> MemoryPlan:
+def make_plan(args: argparse.Namespace) -> MemoryPlan:
+    """What the arguments say is to run.
+
+    Raises:
+        UsageError: both MODEL and --geometry, or one of --geometry and --weights without the other.
+        ModelError: the file is damaged or of a kind rockpage does not run.
+    """
     from hostcache.errors import UsageError
     from hostcache.geometry import KVGeometry
     from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes
