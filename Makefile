@@ -12,7 +12,7 @@ C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*
 VENDOR := .venv-rknn
 VENDOR_PYTHON ?= $(shell for python in python3.12 python3.11 python3.10; do $$python -c '' 2>&- && echo $$python && break; done)
 
-.PHONY: demo test oracle lint types docs jobs test-vendor test-vm test-arm64 .venv-rknn clean
+.PHONY: demo test oracle lint types docs jobs test-vendor test-udev test-vm test-arm64 .venv-rknn clean
 
 demo: $(VENV)/.runs
 	@$(BIN)/rockpage demo
@@ -42,6 +42,13 @@ jobs: $(VENV)/.tests
 # Against the vendor's compiler and simulator.
 test-vendor: $(VENV)/.tests .venv-rknn
 	ROCKPAGE_RKNN_PYTHON=$(VENDOR)/bin/python $(BIN)/python -m pytest -m vendor
+
+# Against the real udev library, which umockdev shows made-up boards.
+test-udev: $(VENV)/.tests
+	@command -v umockdev-run > /dev/null \
+	  || { test "$$(id -u)" = 0 && apt-get -qq update && apt-get -qq install --no-install-recommends umockdev; } \
+	  || { echo "test-udev needs umockdev: sudo apt-get install umockdev"; exit 1; }
+	$(BIN)/python -m pytest -m umockdev tests/board
 
 # Against real CMA, DMA heaps and udmabuf: in a virtual machine, whose kernel is built once and kept in the user's cache.
 test-vm: $(VENV)/.tests

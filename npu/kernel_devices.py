@@ -52,12 +52,6 @@ class KernelDevice:
         name = self.properties.get("DEVNAME")
         return None if name is None else posixpath.join("/dev", name)  # udev says the whole path, the kernel does not
 
-    @property
-    def number(self) -> tuple[int, int] | None:
-        """Major and minor of its node."""
-        digits = [self.properties.get(name, "") for name in ("MAJOR", "MINOR")]
-        return (int(digits[0]), int(digits[1])) if all(map(str.isdecimal, digits)) else None
-
     def below(self, other: KernelDevice) -> bool:
         """Whether it is part of another device."""
         return self.path.startswith(f"{other.path}/")

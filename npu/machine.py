@@ -7,6 +7,9 @@ from pathlib import Path
 
 __all__ = ["Machine"]
 
+LONGEST_RECORD = 8192
+"""Bytes of a record of the kernel's log (CONSOLE_EXT_LOG_MAX, kernel/printk/printk.c); a read returns one."""
+
 
 class Machine:
     """Reads `/proc`, `/sys` and `/dev` below a root.
@@ -56,6 +59,29 @@ class Machine:
     def strings(self, name: str) -> tuple[str, ...]:
         """A device tree's property: strings that each end in a NUL."""
         return tuple(filter(None, (self.text(name) or "").split("\0")))
+
+    def kernel_log(self) -> list[str]:
+        """The kernel's messages, as far back as it keeps them; reading takes nothing away from other readers.
+
+        Raises:
+            OSError: they are closed to this user, or not there.
+        """
+        descriptor = os.open(self.path("/dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        records = []
+        try:
+            while True:
+                try:
+                    record = os.read(descriptor, LONGEST_RECORD)
+                except BlockingIOError:  # that was the last one
+                    break
+                except BrokenPipeError:  # it was overwritten meanwhile; the next one is there
+                    continue
+                if not record:  # a plain file, in place of the device, ends so
+                    break
+                records.append(record)
+        finally:
+            os.close(descriptor)
+        return b"".join(records).decode(errors="replace").splitlines()
 
     def names(self, folder: str) -> list[str]:
         """What lies in a folder, sorted; nothing if it is not there."""

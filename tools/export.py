@@ -222,6 +222,6 @@ def _dense_text(manifest: DenseManifest, out: str) -> str:
     fits = "of" if manifest.npu_bytes <= DOMAIN_BYTES else "MORE than"
     return (
         f"{len(manifest.segments)} segments in {manifest.precision}, for {rows} rows: {format_size(files)} of files\n"
-        f"{format_size(manifest.npu_bytes)} of the NPU's memory, {fits} the {format_size(DOMAIN_BYTES)} it can address\n"
+        f"{format_size(manifest.npu_bytes)} of the NPU's memory, {fits} the {format_size(DOMAIN_BYTES)} it addresses\n"
         f"{out}: for {manifest.target}, by rknn-toolkit2 {manifest.toolkit}"
     )

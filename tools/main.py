@@ -1,7 +1,8 @@
 """Entry point of the `rockpage` command: parses, dispatches, and turns failures into one line and a status.
 
-Exit status: 0 done; 1 the answer is no (a model does not fit); 2 bad input or a failure, with one line on stderr;
-130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by a terminal that closed; 141 whoever read our output has gone.
+Exit status: 0 done; 1 the answer is no (a model does not fit, a machine could do better); 2 bad input or a failure,
+with one line on stderr, or a machine's failure, which is the answer of `doctor`; 130 interrupted by Ctrl-C, 143 by
+SIGTERM, 129 by a terminal that closed; 141 whoever read our output has gone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import cache, convert, demo, export, models, plan, run, score, tokenize
+from . import cache, convert, demo, doctor, export, models, plan, run, score, tokenize
 from .command import Command, Help, Parser
 from .signals import unwinding_signals
 from .streams import complain, prepare_streams
@@ -20,7 +21,7 @@ from .terminal import preserved_terminal
 
 __all__ = ["main"]
 
-COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan, convert, export, models, cache)
+COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan, doctor, convert, export, models, cache)
 """The subcommands, in the order of `--help`."""
 
 EXAMPLE = """\

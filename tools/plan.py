@@ -15,7 +15,7 @@ from .units import parse_size
 if TYPE_CHECKING:
     from npu.memory_plan import MemoryPlan
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "add_plan_options", "make_plan", "run"]
 
 DEFAULT_RESERVE = 512 << 20
 """Bytes of a machine's memory that are left to the kernel and other programs."""
@@ -51,15 +51,20 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_model_option(parser)
     parser.add_argument(
+        "--ram", type=parse_size, metavar="SIZE", help="memory of the board (default: this machine's, or its cgroup's)"
+    )
+    add_plan_options(parser)
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `make_plan` asks of the arguments, but for MODEL and --ram."""
+    parser.add_argument(
         "--geometry",
         type=parse_geometry,
         metavar="FIELDS",
         help="in place of MODEL: layers=N,kv_heads=N,head_dim=N and, at will, heads=N",
     )
     parser.add_argument("--weights", type=parse_size, metavar="SIZE", help="bytes of the weights; goes with --geometry")
-    parser.add_argument(
-        "--ram", type=parse_size, metavar="SIZE", help="memory of the board (default: this machine's, or its cgroup's)"
-    )
     parser.add_argument(
         "--reserve",
         type=parse_size,
@@ -117,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             runtime computes.
         ModelError: the file is damaged or of a kind rockpage does not run.
     """
-    plan = _plan(args)
+    plan = make_plan(args)
     obstacles = plan.obstacles()
     if args.json:
         print(json.dumps(_as_json(plan, obstacles)))
@@ -126,7 +131,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if obstacles else 0
 
 
-def _plan(args: argparse.Namespace) -> MemoryPlan:
+def make_plan(args: argparse.Namespace) -> MemoryPlan:
+    """What the arguments say is to run.
+
+    Raises:
+        UsageError: both MODEL and --geometry, or one of --geometry and --weights without the other.
+        ModelError: the file is damaged or of a kind rockpage does not run.
+    """
     from hostcache.errors import UsageError
     from hostcache.geometry import KVGeometry
     from hostcache.scheduler_config import SchedulerConfig

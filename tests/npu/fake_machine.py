@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -99,11 +100,29 @@ class Bed:
 
 
 class TreeMachine(Machine):
-    """Reads a bed's tree, in which files stand for the devices that it takes root to make."""
+    """Reads a bed's tree, in which files stand for the devices that it takes root to make.
+
+    Attributes:
+        nodes: those files.
+        closed: beginnings of names that this user may not read.
+    """
 
     def __init__(self, root: Path, nodes: Mapping[str, FakeNode]) -> None:
         super().__init__(root)
         self.nodes = nodes
+        self.closed: tuple[str, ...] = ()
+
+    def read(self, name: str) -> bytes:
+        self._ask(name)
+        return super().read(name)
+
+    def kernel_log(self) -> list[str]:
+        self._ask("/dev/kmsg")
+        return super().kernel_log()
+
+    def _ask(self, name: str) -> None:
+        if name.startswith(self.closed):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
 
     def lstat(self, name: str) -> os.stat_result:
         found = super().lstat(name)
