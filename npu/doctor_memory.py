@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 
 from hostcache.dma_heap import PREFERRED_HEAPS
-from hostcache.region import available_bytes, meminfo_bytes
+from hostcache.memory_budget import meminfo_bytes
 
 from .doctor_check import AS_ROOT, Case, Check
 from .memory_plan import runtime_bytes
@@ -25,8 +25,7 @@ CMA_BYTES = 128 << 20
 def memory(case: Case) -> Check:
     """Does what is to run fit into what is available?"""
     name = "memory"
-    meminfo = case.machine.path("/proc/meminfo")
-    available, total = available_bytes(meminfo), meminfo_bytes("MemTotal", meminfo)
+    available, total = (meminfo_bytes(field, case.machine.root) for field in ("MemAvailable", "MemTotal"))
     why = "weights, pool and staging are taken at start and stay; when memory runs out the kernel ends processes"
     if available is None or total is None:
         return Check(name, "unknown", "the kernel does not tell", why)
@@ -46,7 +45,7 @@ def memory(case: Case) -> Check:
 def cgroup_memory(case: Case) -> Check:
     """Does a container or a service get less memory than the machine has?"""
     name, limit = "cgroup_memory", _cgroup_limit(case)
-    total = meminfo_bytes("MemTotal", case.machine.path("/proc/meminfo"))
+    total = meminfo_bytes("MemTotal", case.machine.root)
     why = "a process beyond its control group's limit is ended by the kernel, however much the machine has left"
     if limit is None or (total is not None and limit >= total):
         return Check(name, "ok", "no limit below the machine's memory", why)
@@ -73,8 +72,8 @@ def iommu(case: Case) -> Check:
 
 def cma(case: Case) -> Check:
     """Is there contiguous memory, where it is needed?"""
-    name, npu, meminfo = "cma", case.board.npu, case.machine.path("/proc/meminfo")
-    total, free = meminfo_bytes("CmaTotal", meminfo) or 0, meminfo_bytes("CmaFree", meminfo) or 0
+    name, npu = "cma", case.board.npu
+    total, free = (meminfo_bytes(field, case.machine.root) or 0 for field in ("CmaTotal", "CmaFree"))
     found = f"CmaTotal {_mib(total)}, CmaFree {_mib(free)}"
     if npu is None or npu.iommu:
         return Check(
