@@ -91,7 +91,7 @@ def memory_cgroups(root: Path = Path("/")) -> Iterator[tuple[str, Path]]:
             version_2 = path
     for line in _lines(root / "proc/self/mountinfo"):
         place, _, kind = line.partition(" - ")
-        mounted, mount = place.split()[3:5]
+        mounted, mount = place.split(" ")[3:5]
         if version_1 is not None:
             own = version_1 if kind.startswith("cgroup ") and "memory" in kind.split()[-1].split(",") else None
         else:
@@ -124,7 +124,9 @@ def _droppable(stat: Path) -> int:
 
 
 def _lines(path: Path) -> list[str]:
+    """The lines of a file; the kernel shows names in it as they are, and they may hold any byte but a newline."""
     try:
-        return path.read_text().splitlines()
+        text = path.read_bytes().decode(errors="surrogateescape")
     except OSError:
         return []
+    return text.removesuffix("\n").split("\n") if text else []

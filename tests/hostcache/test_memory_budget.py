@@ -160,6 +160,16 @@ def test_a_mount_that_is_not_there_limits_nothing(root: Path) -> None:
     assert memory_budgets(root) == [MACHINE]
 
 
+@pytest.mark.parametrize("name", [b"M\xfcller", b"form\x0cfeed", "a\u2028b\u00a0c".encode()])
+def test_a_disk_of_any_name_is_no_obstacle(root: Path, name: bytes) -> None:
+    """The kernel escapes spaces, tabs and newlines in a mount's place, and nothing else."""
+    version_2(root, "/a")
+    mounts = root / "proc/self/mountinfo"
+    mounts.write_bytes(b"29 25 0:25 / /media/" + name + b" rw - vfat /dev/sda1 rw\n" + mounts.read_bytes())
+    write(root / "sys/fs/cgroup/a", {"memory.max": "100", "memory.current": "20"})
+    assert scarcest_budget(root) == MemoryBudget("/a", 100, 80)
+
+
 def test_this_machine_says() -> None:
     machine, *_ = memory_budgets()
     assert machine.cgroup is None
