@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -W ignore:Editable -m pip install --quiet
 C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*_build.py)
 
-.PHONY: demo test oracle lint types docs jobs clean
+.PHONY: demo test oracle lint types docs jobs fuzz clean
 
 demo: $(VENV)/.runs
 	@$(BIN)/rockpage demo
@@ -34,6 +34,10 @@ docs: $(VENV)/.tests
 # What takes minutes: the wheel in clean environments, and longer sweeps.
 jobs: $(VENV)/.tests
 	$(BIN)/python -m pytest -m "wheel or long"
+
+# Hostile files, templates and requests, for ten minutes; FUZZ_SECONDS=30 for a look, FUZZ_SEED=... for the same again.
+fuzz: $(VENV)/.tests
+	$(BIN)/python -m pytest -s -m fuzz tests/fuzz
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info hostcache/*.so staging/*.so npu/*.so
