@@ -244,6 +244,8 @@ WEIGHTS_CACHE = [
         ("what is written does not count", "if total + needed <= limit and", "if total <= limit and"),
         ("what was removed still counts", "            total -= entry.nbytes\n", "            pass\n"),
         ("the disk is not asked", " and needed <= shutil.disk_usage(weights).free", ""),
+        ("all goes though it does not help", "if needed > shutil.disk_usage(weights).free + removable:", "if False:"),
+        ("somebody else's folders go", " if _ENTRY_NAME.fullmatch(path.name)]", "]"),
         ("a file that is being removed is opened", ".st_nlink == 0:", ".st_nlink < 0:"),
     ),
     *group(
