@@ -5,10 +5,11 @@ A container, or a service with `MemoryMax=`, is killed at its own limit however 
 | of          | limit                       | used                                                     |
 |-------------|-----------------------------|----------------------------------------------------------|
 | the machine | `MemTotal`                  | all but `MemAvailable`                                   |
-| cgroup v2   | `memory.max`, `memory.high` | `memory.current` less pages of files                     |
+| cgroup v2   | `memory.max`, `memory.high` | `memory.current` less pages of files and of inodes       |
 | cgroup v1   | `memory.limit_in_bytes`     | `memory.usage_in_bytes` less pages of files              |
 
-Pages of files count as free: the kernel drops them before it kills anybody (Linux, admin-guide/cgroup-v2.rst).
+Pages of files, and of the inodes and names it has read, count as free: the kernel drops them before it kills anybody
+(Linux, admin-guide/cgroup-v2.rst). Version 1 does not say how many the latter are; there they count as used.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = ["MemoryBudget", "memory_budgets", "memory_cgroups", "scarcest_budget"
 
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 _USAGE = ("memory.current", "memory.usage_in_bytes")
+_DROPPABLE = ("active_file", "inactive_file", "slab_reclaimable")
 _UNLIMITED = 1 << 62  # version 1 writes 2^63 less a page where no limit is set
 
 
@@ -118,9 +120,9 @@ def _numbers(folder: Path, names: tuple[str, ...]) -> list[int]:
 
 
 def _droppable(stat: Path) -> int:
-    """Bytes of pages of files; with what lies in cgroups below, which version 1 counts apart."""
+    """Bytes that the kernel can drop; with what lies in cgroups below, which version 1 counts apart."""
     pages = _table(stat)
-    return sum(pages.get(f"total_{kind}", pages.get(kind, 0)) for kind in ("active_file", "inactive_file"))
+    return sum(pages.get(f"total_{kind}", pages.get(kind, 0)) for kind in _DROPPABLE)
 
 
 def _lines(path: Path) -> list[str]:
