@@ -7,69 +7,20 @@ what lies behind the header's checks is reached; or it writes over bytes, whatev
 from __future__ import annotations
 
 import struct
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from hypothesis import strategies as st
 
 from npu.ggml import GGMLType
+from tests.fuzz.gguf_seeds import ARRAY, FORMATS, MORE_PAIRS, SEEDS, STRING, Pair, TensorEntry, parts_of, string
 from tests.fuzz.raw_bytes import Change, change_bytes, changes_of_bytes
 from tests.fuzz.values import FLOATS, INTEGERS, TEXTS
-from tests.npu.tiny import TinyLlama, write_tiny_llama
 
-__all__ = ["SEEDS", "GGUFCase", "gguf_cases"]
-
-_OF_32 = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
-_OF_256 = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-_SMALL = TinyLlama(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=32)
-_WIDE = TinyLlama(layers=1, hidden=256, heads=2, kv_heads=1, head_dim=128, ffn=256)
-SEEDS = {
-    **{kind: replace(_SMALL, matrix_type=kind) for kind in _OF_32},
-    **{kind: replace(_WIDE, matrix_type=kind, embedding_type=kind) for kind in _OF_256},
-}
-"""A tiny model of each type of matrix that is run."""
-
-_STRING, _ARRAY = 8, 9
-_FORMATS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}  # of scalar value types, for `struct`
-_FLOAT_TYPES = {6: np.float32, 12: np.float64}
-
-_MORE_KEYS = (
-    "general.alignment",
-    "llama.expert_count",
-    "llama.attention.sliding_window",
-    *(
-        f"llama.rope.{name}"
-        for name in (
-            "scale_linear",
-            "scaling.type",
-            "scaling.factor",
-            "scaling.attn_factor",
-            "scaling.original_context_length",
-            "scaling.yarn_beta_fast",
-            "scaling.yarn_beta_slow",
-            "scaling.yarn_ext_factor",
-        )
-    ),
-    *(
-        f"tokenizer.ggml.{name}"
-        for name in (
-            "scores",
-            "add_space_prefix",
-            "precompiled_charsmap",
-            "eot_token_id",
-            "unknown_token_id",
-            "padding_token_id",
-        )
-    ),
-    "tokenizer.chat_template.tool_use",
-)
-"""Keys that are read and that no seed has."""
+__all__ = ["GGUFCase", "gguf_cases"]
 
 
 @dataclass(frozen=True)
@@ -81,12 +32,11 @@ class GGUFCase:
 
     def to_bytes(self) -> bytes:
         """The file."""
-        version, pairs, tensors, data = _parts_of(self.seed)
-        draft = _Draft(version, list(pairs), list(tensors), bytearray(data))
-        elements_first = sorted(
-            self.changes, key=lambda change: change[0] != "element"
-        )  # the lists are still the seed's
-        in_bytes = [change for change in elements_first if not draft.apply(change)]
+        parts = parts_of(self.seed)
+        draft = _Draft(parts.version, list(parts.pairs), list(parts.tensors), bytearray(parts.data))
+        # Arrays are changed while they are still the seed's.
+        in_order = sorted(self.changes, key=lambda change: change[0] not in ("element", "short"))
+        in_bytes = [change for change in in_order if not draft.apply(change)]
         raw = draft.to_bytes()
         for change in in_bytes:
             raw = change_bytes(raw, change)
@@ -95,11 +45,11 @@ class GGUFCase:
 
 @dataclass
 class _Draft:
-    """A file in parts: pairs of (key, value type, value), tensors of (name, dims, type, offset), and their bytes."""
+    """A file in parts that may be changed."""
 
     version: int
-    pairs: list[tuple[bytes, int, bytes]]
-    tensors: list[tuple[bytes, tuple[int, ...], int, int]]
+    pairs: list[Pair]
+    tensors: list[TensorEntry]
     data: bytearray
     counts: tuple[int, int] | None = None
 
@@ -107,9 +57,9 @@ class _Draft:
         tensors, pairs = self.counts or (len(self.tensors), len(self.pairs))
         header = b"GGUF" + struct.pack("<IQQ", self.version, tensors, pairs)
         for key, kind, value in self.pairs:
-            header += _string(key) + struct.pack("<I", kind) + value
+            header += string(key) + struct.pack("<I", kind) + value
         for name, dims, kind, offset in self.tensors:
-            header += _string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+            header += string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
         return header + bytes(-len(header) % 32) + self.data
 
     def apply(self, change: Change) -> bool:
@@ -122,14 +72,14 @@ class _Draft:
             case ("value", key, kind, value):
                 self._set(key, kind, value)
             case ("vocabulary", count):
-                texts = b"".join(_string(b"%x" % number) for number in range(count))
-                self._set("tokenizer.ggml.tokens", _ARRAY, struct.pack("<IQ", _STRING, count) + texts)
-                self._set("tokenizer.ggml.token_type", _ARRAY, struct.pack("<IQ", 5, count) + b"\1\0\0\0" * count)
-                self._set("tokenizer.ggml.merges", _ARRAY, struct.pack("<IQ", _STRING, 0))
-            case ("element", key, index, value):
+                texts = b"".join(string(b"%x" % number) for number in range(count))
+                self._set(b"tokenizer.ggml.tokens", ARRAY, struct.pack("<IQ", STRING, count) + texts)
+                self._set(b"tokenizer.ggml.token_type", ARRAY, struct.pack("<IQ", 5, count) + b"\1\0\0\0" * count)
+                self._set(b"tokenizer.ggml.merges", ARRAY, struct.pack("<IQ", STRING, 0))
+            case ("element" | "short" as what, key, index, value):
+                edit = _with_element if what == "element" else _shortened
                 self.pairs = [
-                    (*pair[:2], _with_element(pair[2], index, value)) if pair[0] == key.encode() else pair
-                    for pair in self.pairs
+                    (*pair[:2], edit(pair[2], index, value)) if pair[0] == key else pair for pair in self.pairs
                 ]
             case ("twice", "pairs" | "tensors" as part, index):
                 entries = getattr(self, part)
@@ -138,7 +88,7 @@ class _Draft:
                 entries = getattr(self, part)
                 del entries[index % len(entries)]
             case ("tensor", index, place, value):
-                entry = list(self.tensors[index % len(self.tensors)])
+                entry: list[Any] = list(self.tensors[index % len(self.tensors)])
                 entry[place] = value
                 self.tensors[index % len(self.tensors)] = tuple(entry)
             case ("fill", at, length, byte):
@@ -148,48 +98,41 @@ class _Draft:
                 return False
         return True
 
-    def _set(self, key: str, kind: int, value: bytes) -> None:
-        self.pairs = [pair for pair in self.pairs if pair[0] != key.encode()]
-        self.pairs.append((key.encode(), kind, value))
+    def _set(self, key: bytes, kind: int, value: bytes) -> None:
+        self.pairs = [pair for pair in self.pairs if pair[0] != key]
+        self.pairs.append((key, kind, value))
 
 
-def _string(raw: bytes) -> bytes:
-    return struct.pack("<Q", len(raw)) + raw
+def _split_array(value: bytes) -> tuple[int, list[bytes]]:
+    """The type of an array's elements, and the bytes of each, of a text without its length."""
+    kind, count = struct.unpack_from("<IQ", value)
+    at, items = 12, []
+    for _ in range(count):
+        size = struct.unpack_from("<Q", value, at)[0] if kind == STRING else struct.calcsize("<" + FORMATS[kind])
+        at += 8 if kind == STRING else 0
+        items.append(value[at : at + size])
+        at += size
+    return kind, items
+
+
+def _array(kind: int, items: list[bytes]) -> bytes:
+    return struct.pack("<IQ", kind, len(items)) + b"".join(string(item) if kind == STRING else item for item in items)
 
 
 def _with_element(value: bytes, index: int, element: bytes) -> bytes:
-    """An array's value with one element replaced: a text by its bytes, a number by as many bytes as it has."""
-    kind, count = struct.unpack_from("<IQ", value)
-    head, rest = value[:12], value[12:]
-    if kind != _STRING:
-        size = struct.calcsize("<" + _FORMATS[kind])
-        at = index % count * size
-        return head + rest[:at] + element[:size].ljust(size, b"\0") + rest[at + size :]
-    at = 0
-    for _ in range(index % count):
-        at += 8 + struct.unpack_from("<Q", rest, at)[0]
-    behind = at + 8 + struct.unpack_from("<Q", rest, at)[0]
-    return head + rest[:at] + _string(element) + rest[behind:]
+    """An array with one element replaced: a text by these bytes, a number by as many of them as it has."""
+    kind, items = _split_array(value)
+    if not items:
+        return value
+    size = len(element) if kind == STRING else len(items[0])
+    items[index % len(items)] = element[:size].ljust(size, b"\0")
+    return _array(kind, items)
 
 
-@cache
-def _parts_of(seed: str) -> tuple[int, list[Any], list[Any], bytes]:
-    """A seed's parts, by the gguf package's reader: a field is length of its name, name, type, and then its value."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_tiny_llama(Path(folder) / "seed.gguf", SEEDS[seed])
-        reader = gguf.GGUFReader(path)
-        raw = path.read_bytes()
-    pairs = [
-        (name.encode(), int(read.parts[2][0]), b"".join(part.tobytes() for part in read.parts[3:]))
-        for name, read in reader.fields.items()
-        if not name.startswith("GGUF.")
-    ]
-    start = min(tensor.data_offset for tensor in reader.tensors)
-    tensors = [
-        (t.name.encode(), tuple(map(int, t.shape)), int(t.tensor_type), int(t.data_offset) - start)
-        for t in reader.tensors
-    ]
-    return int(reader.fields["GGUF.version"].parts[0][0]), pairs, tensors, raw[start:]
+def _shortened(value: bytes, index: int, _: bytes) -> bytes:
+    """An array that ends earlier, if at all."""
+    kind, items = _split_array(value)
+    return _array(kind, items[: index % (len(items) + 1)])
 
 
 # Strategies
@@ -201,80 +144,84 @@ def gguf_cases(draw: st.DrawFn) -> GGUFCase:
     return GGUFCase(draw(_SEED_NAMES), [_CHANGES[draw(_KINDS)](draw) for _ in range(draw(_COUNTS))])
 
 
-_SEED_NAMES = st.sampled_from(list(SEEDS))
+_SEED_NAMES = st.sampled_from(SEEDS)
 _COUNTS = st.sampled_from([1, 1, 1, 2, 3])
-_INDICES = st.integers(0, 300)
+_INDICES, _ALL_PLACES, _ODD = st.integers(0, 300), st.integers(0, 1 << 16), st.booleans()
 _SIZES = st.integers(0, 40) | INTEGERS.map(lambda number: number % 2**64)
 _U32 = st.integers(0, 40) | INTEGERS.map(lambda number: number % 2**32)
 _RAW_TEXTS = TEXTS.map(lambda text: text.encode(errors="surrogatepass")) | st.binary(max_size=6)
-_PLACES = {
-    0: _RAW_TEXTS,
-    1: st.lists(_SIZES, max_size=6).map(tuple),
-    2: st.sampled_from(list(map(int, GGMLType))),
-    3: _SIZES,
-}
+_TENSOR_PARTS = (
+    _RAW_TEXTS,
+    st.lists(_SIZES, max_size=6).map(tuple),
+    st.sampled_from(list(map(int, GGMLType))) | _U32,
+    _SIZES,
+)
 _PARTS = st.sampled_from(["pairs", "tensors"])
-_LISTS = st.sampled_from([f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges")])
+_LISTS = st.sampled_from([f"tokenizer.ggml.{name}".encode() for name in ("tokens", "token_type", "merges", "scores")])
 _FILLS = st.tuples(st.sampled_from([1, 2, 64, 1 << 20]), st.sampled_from([0x00, 0x7C, 0x7F, 0x80, 0xFF]))
 _VOCABULARIES = st.sampled_from([0, 1, 300, 20_000])
 _OF_BYTES = changes_of_bytes()
-
-
-@st.composite
-def _values(draw: st.DrawFn) -> tuple[int, bytes]:
-    """A value of any type, and what no type is."""
-    kind = draw(_VALUE_TYPES)
-    if kind in _FORMATS:
-        return kind, draw(_NUMBERS[kind])
-    if kind == _STRING:
-        return kind, _string(draw(_RAW_TEXTS))
-    if kind != _ARRAY:
-        return kind, draw(_RAW_TEXTS)
-    element = draw(_VALUE_TYPES)
-    if element == _ARRAY:  # nested, which GGUF allows and no model needs
-        return kind, struct.pack("<IQ", _ARRAY, 1) * draw(_INDICES)
-    items = [
-        draw(_NUMBERS[element]) if element in _FORMATS else _string(draw(_RAW_TEXTS)) for _ in range(draw(_COUNTS))
-    ]
-    return kind, struct.pack("<IQ", element, draw(_SIZES) if draw(_COUNTS) == 3 else len(items)) + b"".join(items)
+_VALUE_TYPES = st.sampled_from([*FORMATS, STRING, STRING, STRING, ARRAY, ARRAY, 13, 2**32 - 1])
 
 
 def _numbers(kind: int) -> st.SearchStrategy[bytes]:
-    if kind in _FLOAT_TYPES:
-        return FLOATS.map(lambda number: _rounded(number, _FLOAT_TYPES[kind]))
-    size = struct.calcsize("<" + _FORMATS[kind])
+    if FORMATS[kind] in "fd":
+        return FLOATS.map(lambda number: _rounded(number, np.float32 if FORMATS[kind] == "f" else np.float64))
+    size = struct.calcsize("<" + FORMATS[kind])
     return INTEGERS.map(lambda number: (number % (1 << 8 * size)).to_bytes(size, "little"))
 
 
-def _rounded(number: float, kind: type[Any]) -> bytes:
+def _rounded(number: float, kind: type[np.floating[Any]]) -> bytes:
     with np.errstate(over="ignore", under="ignore"):
-        return bytes(kind(number).tobytes())
+        return kind(number).tobytes()
 
 
-_NUMBERS = {kind: _numbers(kind) for kind in _FORMATS}
-_VALUE_TYPES = st.sampled_from([*_FORMATS, _STRING, _STRING, _STRING, _ARRAY, _ARRAY, 13, 2**32 - 1])
+_NUMBERS = {kind: _numbers(kind) for kind in FORMATS}
 
 
 @cache
-def _keys() -> st.SearchStrategy[str]:
-    return st.sampled_from([*(key.decode() for key, *_ in _parts_of("Q4_1")[1]), *_MORE_KEYS])
+def _pairs() -> st.SearchStrategy[Pair]:
+    return st.sampled_from([*parts_of("Q4_1").pairs, *MORE_PAIRS])
+
+
+def _value_change(draw: st.DrawFn) -> Change:
+    """Another value for a key: every other time of the type it should have."""
+    key, usual, _ = draw(_pairs())
+    kind = draw(_VALUE_TYPES) if draw(_ODD) else usual
+    return "value", key, kind, _value(draw, kind)
+
+
+def _value(draw: st.DrawFn, kind: int) -> bytes:
+    if kind in FORMATS:
+        return draw(_NUMBERS[kind])
+    if kind == STRING:
+        return string(draw(_RAW_TEXTS))
+    if kind != ARRAY:
+        return draw(_RAW_TEXTS)
+    element = draw(_VALUE_TYPES)
+    if element == ARRAY:  # nested, which GGUF allows and no model needs
+        return struct.pack("<IQ", ARRAY, 1) * draw(_INDICES)
+    items = [_value(draw, element) for _ in range(draw(_COUNTS))]
+    claimed = draw(_SIZES) if draw(_COUNTS) == 3 else len(items)
+    return struct.pack("<IQ", element, claimed) + b"".join(items)
 
 
 def _tensor_change(draw: st.DrawFn) -> Change:
-    place = draw(st.sampled_from(list(_PLACES)))
-    return "tensor", draw(_INDICES), place, draw(_PLACES[place])
+    place = draw(st.sampled_from(range(len(_TENSOR_PARTS))))
+    return "tensor", draw(_INDICES), place, draw(_TENSOR_PARTS[place])
 
 
 _CHANGES: dict[str, Callable[[st.DrawFn], Change]] = {
-    "value": lambda draw: ("value", draw(_keys()), *draw(_values())),
+    "value": _value_change,
     "tensor": _tensor_change,
     "element": lambda draw: ("element", draw(_LISTS), draw(_INDICES), draw(_RAW_TEXTS)),
+    "short": lambda draw: ("short", draw(_LISTS), draw(_INDICES), b""),
     "twice": lambda draw: ("twice", draw(_PARTS), draw(_INDICES)),
     "without": lambda draw: ("without", draw(_PARTS), draw(_INDICES)),
     "counts": lambda draw: ("counts", draw(_SIZES), draw(_SIZES)),
     "version": lambda draw: ("version", draw(_U32)),
     "vocabulary": lambda draw: ("vocabulary", draw(_VOCABULARIES)),
-    "fill": lambda draw: ("fill", draw(st.integers(0, 1 << 16)), *draw(_FILLS)),
+    "fill": lambda draw: ("fill", draw(_ALL_PLACES), *draw(_FILLS)),
     "bytes": lambda draw: draw(_OF_BYTES),
 }
 _KINDS = st.sampled_from([*_CHANGES, *["value"] * 8, "tensor", "element", "fill", "fill"])
