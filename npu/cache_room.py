@@ -158,7 +158,7 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def _describe(folder: Path) -> CacheEntry | None:
-    """An entry, or None if it went away meanwhile."""
+    """An entry, or None if it went away meanwhile, or is another user's who lets nobody look."""
     weights = folder / WEIGHTS_FILE
     try:
         nbytes = sum(file.lstat().st_size for file in folder.iterdir())
