@@ -5,10 +5,11 @@ A container, or a service with `MemoryMax=`, is killed at its own limit however 
 | of          | limit                       | used                                                     |
 |-------------|-----------------------------|----------------------------------------------------------|
 | the machine | `MemTotal`                  | all but `MemAvailable`                                   |
-| cgroup v2   | `memory.max`, `memory.high` | `memory.current` less pages of files                     |
+| cgroup v2   | `memory.max`, `memory.high` | `memory.current` less pages of files and of inodes       |
 | cgroup v1   | `memory.limit_in_bytes`     | `memory.usage_in_bytes` less pages of files              |
 
-Pages of files count as free: the kernel drops them before it kills anybody (Linux, admin-guide/cgroup-v2.rst).
+Pages of files, and of the inodes and names it has read, count as free: the kernel drops them before it kills anybody
+(Linux, admin-guide/cgroup-v2.rst). Version 1 does not say how many the latter are; there they count as used.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = ["MemoryBudget", "meminfo_bytes", "memory_budgets", "memory_cgroups", 
 
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 _USAGE = ("memory.current", "memory.usage_in_bytes")
+_DROPPABLE = ("active_file", "inactive_file", "slab_reclaimable")
 _UNLIMITED = 1 << 62  # version 1 writes 2^63 less a page where no limit is set
 
 
@@ -102,7 +104,7 @@ def memory_cgroups(root: Path = Path("/")) -> Iterator[tuple[str, Path]]:
             version_2 = path
     for line in _lines(root / "proc/self/mountinfo"):
         place, _, kind = line.partition(" - ")
-        mounted, mount = place.split()[3:5]
+        mounted, mount = place.split(" ")[3:5]
         if version_1 is not None:
             own = version_1 if kind.startswith("cgroup ") and "memory" in kind.split()[-1].split(",") else None
         else:
@@ -129,13 +131,15 @@ def _numbers(folder: Path, names: tuple[str, ...]) -> list[int]:
 
 
 def _droppable(stat: Path) -> int:
-    """Bytes of pages of files; with what lies in cgroups below, which version 1 counts apart."""
+    """Bytes that the kernel can drop; with what lies in cgroups below, which version 1 counts apart."""
     pages = _table(stat)
-    return sum(pages.get(f"total_{kind}", pages.get(kind, 0)) for kind in ("active_file", "inactive_file"))
+    return sum(pages.get(f"total_{kind}", pages.get(kind, 0)) for kind in _DROPPABLE)
 
 
 def _lines(path: Path) -> list[str]:
+    """The lines of a file; the kernel shows names in it as they are, and they may hold any byte but a newline."""
     try:
-        return path.read_text().splitlines()
+        text = path.read_bytes().decode(errors="surrogateescape")
     except OSError:
         return []
+    return text.removesuffix("\n").split("\n") if text else []

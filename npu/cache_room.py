@@ -1,9 +1,10 @@
 """Keeps the weights cache within bounds: what was used longest ago goes first, what is in use stays.
 
-An entry is a folder with one weights file. Whoever uses the file holds a shared lock on it, and removing needs an
-exclusive one; the kernel lets go of both when a process ends, however it ends. The file's modification time says when
-it was used last: access times are off or coarse on most systems. A process that is killed while it removes entries
-leaves a sound cache, for each is whole or not there.
+An entry is a folder with one weights file, of the name that `weights_cache.py` gives it; whatever else lies in the
+cache is left alone. Whoever uses the file holds a shared lock on it, and removing needs an exclusive one; the kernel
+lets go of both when a process ends, however it ends. The file's modification time says when it was used last: access
+times are off or coarse on most systems. A process that is killed while it removes entries leaves a sound cache, for
+each is whole or not there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import errno
 import fcntl
 import io
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ DEFAULT_LIMIT = 4 << 30
 """Bytes: three models of 1.1B weights in 8 bits, which take 1.125 bytes each (1.375 for fp32 activations)."""
 
 _LIMIT_VARIABLE = "ROCKPAGE_CACHE_SIZE"
+_ENTRY_NAME = re.compile(r"[0-9a-f]{32}-[a-z0-9]+-[0-9]+")  # half a SHA-256, activations, the version of the form
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,10 @@ def entries_of(weights: Path) -> list[CacheEntry]:
         OSError: the folder cannot be read.
     """
     try:
-        folders = [entry for entry in weights.iterdir() if entry.is_dir() and not entry.is_symlink()]
+        named = [path for path in weights.iterdir() if _ENTRY_NAME.fullmatch(path.name)]
     except FileNotFoundError:
         return []
+    folders = [path for path in named if path.is_dir() and not path.is_symlink()]
     return sorted(filter(None, map(_describe, folders)), key=lambda entry: entry.used)
 
 
@@ -112,7 +116,8 @@ def writing(weights: Path) -> Iterator[None]:
 def make_room(weights: Path, needed: int, limit: int, *, beside: Path | None = None) -> None:
     """Remove entries until `needed` more bytes keep the cache within its limit and its disk has room for them.
 
-    What is in use stays, even if that is beyond the limit: removing it would free nothing before its users end.
+    What is in use stays, even if that is beyond the limit: removing it would free nothing before its users end. All
+    stay if the disk would have too little room even without them.
 
     Args:
         weights: the cache's `weights` folder, within `writing`.
@@ -124,6 +129,9 @@ def make_room(weights: Path, needed: int, limit: int, *, beside: Path | None = N
         OSError: the folder cannot be read.
     """
     entries = [entry for entry in entries_of(weights) if entry.folder != beside]
+    removable = sum(entry.nbytes for entry in entries if not entry.in_use)
+    if needed > shutil.disk_usage(weights).free + removable:
+        return
     total = sum(entry.nbytes for entry in entries)
     for entry in entries:
         if total + needed <= limit and needed <= shutil.disk_usage(weights).free:
@@ -150,7 +158,7 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def _describe(folder: Path) -> CacheEntry | None:
-    """An entry, or None if it went away meanwhile."""
+    """An entry, or None if it went away meanwhile, or is another user's who lets nobody look."""
     weights = folder / WEIGHTS_FILE
     try:
         nbytes = sum(file.lstat().st_size for file in folder.iterdir())

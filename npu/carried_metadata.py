@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from .gguf_header import MetaValue
@@ -28,7 +29,7 @@ def carried_metadata(source: ModelSource) -> Mapping[str, MetaValue]:
     template = template_of(source)
     return {
         **source.metadata,
-        "general.name": source.path.resolve().name,
+        "general.name": os.fsencode(source.path.resolve().name).decode(errors="replace"),  # a name may be any bytes
         **tokenizer_metadata(FolderTokenizer.read(source.path), special_texts_of_folder(source.path)),
         **(_template_metadata(template.sources) if template is not None else {}),
     }

@@ -226,8 +226,8 @@ class Engine:
 
         Args:
             request_id: the parent, not waiting.
-            params: how the fork samples, and how many tokens its answer may have, those it shares included; None: as
-                the parent, whose seed it shares.
+            params: how the fork samples, and how many tokens its answer may have, those it shares included, cut to
+                what the context leaves; None: as the parent, whose seed it shares.
 
         Returns:
             The fork's id.
@@ -241,7 +241,8 @@ class Engine:
         if parent is None:
             raise UsageError(f"no request {request_id} is running", request_id=request_id)
         constraint = self._prepare(params or parent.params)
-        child = self.scheduler.fork(parent.request, None if params is None else params.max_tokens)
+        room = self.scheduler.config.context_length - parent.request.prompt_length
+        child = self.scheduler.fork(parent.request, None if params is None else min(params.max_tokens, room))
         self._streams[child.id] = parent.fork(child, self.tokenizer, params, constraint)
         return child.id
 

@@ -118,9 +118,8 @@ class SandboxedTemplate:
                         raise_exception(_TOO_MUCH)
                     pieces.append(piece)
             text = "".join(pieces)
-            if (
-                len(text.encode()) > OUTPUT_LIMIT
-            ):  # encoding also refuses halves of characters, which no tokenizer takes
+            # Encoding also refuses halves of characters, which no tokenizer takes.
+            if len(text.encode()) > OUTPUT_LIMIT:
                 raise_exception(_TOO_MUCH)
         except SecurityError as error:
             raise ModelError(

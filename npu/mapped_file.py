@@ -114,8 +114,9 @@ def release_mappings(path: Path) -> None:
     """
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    real = os.path.realpath(path)
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+    real = os.path.realpath(path).replace("\n", "\\012")  # as the kernel writes it; it escapes nothing else
+    maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
+    for line in maps.removesuffix("\n").split("\n"):
         span, *_, name = line.split(maxsplit=5)  # a mapping of no file has no name, and its inode stands there
         if name == real:
             start, end = (int(address, 16) for address in span.split("-"))

@@ -95,7 +95,8 @@ def score_ids(
     """
     if ids.ndim != 1 or not 2 <= len(ids) <= config.context_length:
         raise RequestRefused(
-            f"a text to score has 2 to {config.context_length} tokens, got {ids.size}: split it", shape=ids.shape
+            f"a text to score has 2 to {config.context_length} tokens, got {ids.size}: give a longer one, or split it",
+            shape=ids.shape,
         )
     blocks = cache.geometry.blocks_for(len(ids))
     if blocks > cache.pool.available:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hostcache.errors import MissingExtra
+from hostcache.errors import MissingExtra, UsageError
 
 from .graphs import SegmentGraphs
 from .interrupts import held_signals
@@ -77,16 +77,24 @@ def session_options(folder: Path, threads: int) -> onnxruntime.SessionOptions:
     Args:
         folder: where the weights file lies.
         threads: threads of a product.
+
+    Raises:
+        UsageError: the folder's name is not UTF-8, which ONNX Runtime cannot open.
     """
     import onnxruntime  # noqa: PLC0415 - comes with an extra
 
+    place = str(folder)
+    try:
+        place.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the path {place!a} is not UTF-8: set XDG_CACHE_HOME to one that is", path=place) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors; its warnings are about choices made here on purpose
     options.enable_mem_pattern = False  # patterns are kept per shape, and shapes vary
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.use_env_allocators", "1")
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", place)
     # On aarch64, Arm's KleidiAI quantises the inputs of a 4-bit product over a whole row and not block by block: one
     # outlier spoils all others. A token's log-probability is then off by 0.16 in the mean instead of by 0.06, and
     # perplexity by 4 % (SmolLM2-135M, Q4_1, ONNX Runtime 1.32).

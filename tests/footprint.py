@@ -32,7 +32,7 @@ class Footprint:
         # VmRSS in `status` comes from per-CPU counters and lags behind; smaps counts.
         resident = anonymous = models = weights = 0
         of_a_model = of_weights = False
-        for line in Path("/proc/self/smaps").read_text().splitlines():
+        for line in Path("/proc/self/smaps").read_text(errors="surrogateescape").splitlines():
             name, *values = line.split()
             if not name.endswith(":"):  # a mapping's own line, with its file at the end
                 file = line.removesuffix(" (deleted)")

@@ -29,6 +29,16 @@ def root(tmp_path: Path) -> Path:
 
 MACHINE = MemoryBudget(None, 4 * MIB, 2 * MIB)
 
+STAT_OF_VERSION_2 = f"""\
+anon {5 * MIB}
+file {3 * MIB}
+inactive_file {2 * MIB}
+active_file {MIB}
+slab_reclaimable {MIB // 2}
+slab_unreclaimable {MIB // 2}
+slab {MIB}
+"""
+
 
 def version_2(root: Path, own: str, mounted: str = "/") -> None:
     mounts = f"""\
@@ -62,7 +72,7 @@ def test_a_kernel_that_does_not_say(tmp_path: Path, meminfo: str | None) -> None
     assert scarcest_budget(tmp_path) is None
 
 
-def test_version_2_counts_pages_of_files_as_free(root: Path) -> None:
+def test_version_2_counts_what_the_kernel_drops_as_free(root: Path) -> None:
     version_2(root, "/system.slice/rockpage.service")
     write(
         root / "sys/fs/cgroup/system.slice",
@@ -73,11 +83,11 @@ def test_version_2_counts_pages_of_files_as_free(root: Path) -> None:
             "rockpage.service/memory.max": f"{10 * MIB}\n",
             "rockpage.service/memory.high": "max\n",
             "rockpage.service/memory.current": f"{9 * MIB}\n",
-            "rockpage.service/memory.stat": f"anon {6 * MIB}\nactive_file {MIB}\ninactive_file {2 * MIB}\nfile 7\n",
+            "rockpage.service/memory.stat": STAT_OF_VERSION_2,
         },
     )
-    # 10 less the 9 that are used, of which 3 can be dropped.
-    assert memory_budgets(root) == [MACHINE, MemoryBudget("/system.slice/rockpage.service", 10 * MIB, 4 * MIB)]
+    # 10 less the 9 that are used, of which 3.5 can be dropped.
+    assert memory_budgets(root) == [MACHINE, MemoryBudget("/system.slice/rockpage.service", 10 * MIB, 9 * MIB // 2)]
     assert scarcest_budget(root) == MACHINE
 
 
@@ -158,6 +168,16 @@ def test_a_mount_that_is_not_there_limits_nothing(root: Path) -> None:
         {"proc/self/cgroup": "4:memory:/a\n0::/\n", "proc/self/mountinfo": "20 1 0:20 / /proc rw - proc proc rw\n"},
     )
     assert memory_budgets(root) == [MACHINE]
+
+
+@pytest.mark.parametrize("name", [b"M\xfcller", b"form\x0cfeed", "a\u2028b\u00a0c".encode()])
+def test_a_disk_of_any_name_is_no_obstacle(root: Path, name: bytes) -> None:
+    """The kernel escapes spaces, tabs and newlines in a mount's place, and nothing else."""
+    version_2(root, "/a")
+    mounts = root / "proc/self/mountinfo"
+    mounts.write_bytes(b"29 25 0:25 / /media/" + name + b" rw - vfat /dev/sda1 rw\n" + mounts.read_bytes())
+    write(root / "sys/fs/cgroup/a", {"memory.max": "100", "memory.current": "20"})
+    assert scarcest_budget(root) == MemoryBudget("/a", 100, 80)
 
 
 def test_this_machine_says() -> None:

@@ -406,6 +406,8 @@ WEIGHTS_CACHE = [
         ("what is written does not count", "if total + needed <= limit and", "if total <= limit and"),
         ("what was removed still counts", "            total -= entry.nbytes\n", "            pass\n"),
         ("the disk is not asked", " and needed <= shutil.disk_usage(weights).free", ""),
+        ("all goes though it does not help", "if needed > shutil.disk_usage(weights).free + removable:", "if False:"),
+        ("somebody else's folders go", " if _ENTRY_NAME.fullmatch(path.name)]", "]"),
         ("a file that is being removed is opened", ".st_nlink == 0:", ".st_nlink < 0:"),
     ),
     *group(
@@ -428,6 +430,7 @@ MEMORY = [
         "hostcache/test_memory_budget.py",
         ("a parent's limit is not asked", "for step in (below, *below.parents):", "for step in (below,):"),
         ("pages of files count as used", ' - _droppable(folder / "memory.stat")', ""),
+        ("pages of inodes count as used", ', "slab_reclaimable")', ")"),
         ("pages of the cgroups below do not count", 'pages.get(f"total_{kind}", pages.get(kind, 0))', "pages.get(kind, 0)"),
         ("the higher of two limits holds", "limit = min(_numbers(folder, _LIMITS)", "limit = max(_numbers(folder, _LIMITS)"),
         ("a container looks for its path on the host", "below = absolute.relative_to(mounted) if inside else PurePosixPath()", "below = absolute.relative_to('/')"),

@@ -161,18 +161,35 @@ def test_a_disk_with_little_room_takes_what_its_limit_allows_and_no_more(
     assert cache.letters == "bcd"
 
 
+@pytest.mark.parametrize(("lacking", "left"), [(0, "bcd"), (1, "abcd")])
+def test_nothing_goes_if_the_disk_would_be_too_full_all_the_same(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, lacking: int, left: str
+) -> None:
+    """Of the entries only one half as large as the others can go, and the disk has as much left besides, or less."""
+    half = cache.entry_bytes // 2
+    os.truncate(cache.path("a"), half)
+    os.utime(cache.path("a"), (1, 1))
+    free = cache.entry_bytes - half - lacking
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    cache.bound(10 * cache.entry_bytes)
+    with open_in_use(cache.path("b")), open_in_use(cache.path("c")):
+        cache.load("d")
+    assert cache.letters == left
+
+
 def test_what_killed_processes_left_counts_and_goes(cache: Cache) -> None:
     """One was killed while it wrote, one while it removed."""
-    (cache.weights / "half").mkdir()
-    (cache.weights / "half" / "weights.tmp").write_bytes(bytes(cache.entry_bytes))
-    (cache.weights / "empty").mkdir()
-    for name, age in (("half", 1), ("empty", 2)):
-        os.utime(cache.weights / name, (age, age))
+    half, empty = cache.path("8").parent, cache.path("9").parent
+    half.mkdir()
+    (half / "weights.tmp").write_bytes(bytes(cache.entry_bytes))
+    empty.mkdir()
+    for folder, age in ((half, 1), (empty, 2)):
+        os.utime(folder, (age, age))
     cache.load("d")
     assert cache.letters == "bcd"
-    assert not (cache.weights / "half").exists()
-    assert not (cache.weights / "empty").exists()
-    (cache.weights / "empty").mkdir()
+    assert not half.exists()
+    assert not empty.exists()
+    empty.mkdir()
     clear(cache.weights)
     assert os.listdir(cache.weights) == ["lock"]
 
@@ -207,14 +224,20 @@ def test_what_cannot_be_removed_is_no_obstacle(cache: Cache, monkeypatch: pytest
     assert cache.letters == "abcd"
 
 
-def test_links_and_files_in_the_cache_are_left_alone(cache: Cache, tmp_path: Path) -> None:
+def test_what_is_no_entry_is_left_alone(cache: Cache, tmp_path: Path) -> None:
+    """Somebody's models, say, where the cache is a link to a large disk."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / WEIGHTS_FILE).write_bytes(b"not ours")
-    (cache.weights / "link").symlink_to(tmp_path / "elsewhere")
+    link = cache.path("9").parent
+    link.symlink_to(tmp_path / "elsewhere")
+    (cache.weights / "model-int8-1").mkdir()
+    (cache.weights / "model-int8-1" / WEIGHTS_FILE).write_bytes(b"somebody's")
     (cache.weights / "note").write_text("somebody's")
+    cache.bound(1)
+    cache.load("d")
     clear(cache.weights)
-    assert sorted(os.listdir(cache.weights)) == ["link", "lock", "note"]
-    assert (tmp_path / "elsewhere" / WEIGHTS_FILE).exists()
+    assert sorted(os.listdir(cache.weights)) == [link.name, "lock", "model-int8-1", "note"]
+    assert os.listdir(cache.weights / "model-int8-1") == os.listdir(link) == [WEIGHTS_FILE]
 
 
 def test_where_nothing_was_cached_there_is_nothing_to_clear(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def work(model: Path, root: Path, seed: int) -> None:
         plan = plan_weights(source, ModelConfig.from_gguf(source), "int8")
         os.environ["ROCKPAGE_CACHE_SIZE"] = str(KEPT * file_bytes(plan))
         while True:
-            digest = randomly.choice("abcdefgh") * 64
+            digest = randomly.choice("01234567") * 64
             with weights_folder(source, plan, digest, "int8", root) as folder:
                 if not folder.is_relative_to(root):
                     sys.exit(f"the cache refused: {folder}")

@@ -51,6 +51,22 @@ def test_a_prompt_one_short_of_the_context_gets_one_token(engine: Engine) -> Non
         engine.add_request([5] * CONTEXT, SamplingParams(max_tokens=100))
 
 
+def test_a_fork_ends_where_the_context_does_as_its_parent(engine: Engine) -> None:
+    """Asked for as many tokens as the parent was, which got fewer."""
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    parent = engine.add_request([5] * (CONTEXT - 3), params)
+    while not (first := [output for output in engine.step() if output.request_id == parent]):
+        pass
+    outputs = {parent: first}
+    fork = engine.fork(parent, params)
+    for request, later in drive(engine).items():
+        outputs.setdefault(request, []).extend(later)
+    ids = {request: [token for output in outputs[request] for token in output.token_ids] for request in outputs}
+    assert len(ids[parent]) == 3
+    assert ids[fork] == ids[parent][1:]
+    assert outputs[fork][-1].finish_reason is FinishReason.LENGTH
+
+
 def test_an_answer_of_one_token_is_the_first_of_a_longer_one(engine: Engine) -> None:
     first, *_ = answer(engine, "rain", SamplingParams(max_tokens=5, ignore_eos=True))
     (only,) = answer(engine, "rain", SamplingParams(max_tokens=1, ignore_eos=True))

@@ -26,8 +26,9 @@ def mapped(path: Path) -> mmap.mmap:
     return mapping
 
 
-def test_all_mappings_of_a_file_are_released_and_none_of_another(tmp_path: Path) -> None:
-    folder = tmp_path / "a folder"  # whose name has a space, as in /proc/self/maps
+@pytest.mark.parametrize("name", ["a folder", "line\nfeed", "form\x0cfeed", "a\u2028b", "M\udcfcller"])
+def test_all_mappings_of_a_file_are_released_and_none_of_another(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
     folder.mkdir()
     ours, other = folder / "weights.bin", tmp_path / "weights.bin"
     ours.write_bytes(CONTENT)

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped] # it ships no types
+import pytest
 
+from hostcache.errors import UsageError
 from npu.segments import session_options
 
 BLOCK, OUTPUTS = 32, 16
@@ -31,6 +33,11 @@ def test_an_outlier_costs_its_own_block_precision_and_no_other(tmp_path: Path) -
     step = np.abs(inputs[:, BLOCK:]).max(axis=1, keepdims=True) / 127
     bound = np.abs(weights).sum(axis=1) * step / 2
     assert (np.abs(found - inputs @ weights.T) <= 1.01 * bound).all()
+
+
+def test_a_folder_that_onnx_runtime_cannot_open_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"M.udcfcller' is not UTF-8: set XDG_CACHE_HOME"):
+        session_options(tmp_path / "M\udcfcller", 1)
 
 
 def product(packed: np.ndarray) -> bytes:

@@ -13,6 +13,8 @@ import pytest
 from npu.cache_room import open_in_use
 from tests.tools.command_line import assert_refused, run_here
 
+NEW, OLD = f"{'1' * 32}-int8-1", f"{'0' * 32}-fp32-1"
+
 
 @pytest.fixture
 def utc() -> Iterator[None]:
@@ -30,7 +32,7 @@ def weights(utc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("ROCKPAGE_CACHE_SIZE", "8MiB")
     folder = tmp_path / "rockpage" / "weights"
-    for name, nbytes, used in (("new-int8-1", 3 << 20, 1_767_355_200), ("old-fp32-1", 1 << 20, 1_767_268_800)):
+    for name, nbytes, used in ((NEW, 3 << 20, 1_767_355_200), (OLD, 1 << 20, 1_767_268_800)):
         (folder / name).mkdir(parents=True)
         (folder / name / "weights.bin").write_bytes(bytes(nbytes))
         os.utime(folder / name / "weights.bin", (used, used))
@@ -38,12 +40,12 @@ def weights(utc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_says_where_and_how_much(capsys: pytest.CaptureFixture[str], weights: Path) -> None:
-    with open_in_use(weights / "new-int8-1" / "weights.bin"):
+    with open_in_use(weights / NEW / "weights.bin"):
         outcome = run_here(capsys, "cache")
     assert outcome.out.splitlines() == [
         f"{weights}: 4.0 MiB of 8.0 MiB (ROCKPAGE_CACHE_SIZE)",
-        "  old-fp32-1                                     1.0 MiB  used 2026-01-01 12:00",
-        "  new-int8-1                                     3.0 MiB  in use",
+        f"  {OLD}        1.0 MiB  used 2026-01-01 12:00",
+        f"  {NEW}        3.0 MiB  in use",
     ]
     outcome = run_here(capsys, "cache", "--json")
     assert json.loads(outcome.out) == {
@@ -51,17 +53,17 @@ def test_it_says_where_and_how_much(capsys: pytest.CaptureFixture[str], weights:
         "bytes": 4 << 20,
         "limit_bytes": 8 << 20,
         "entries": [
-            {"name": "old-fp32-1", "bytes": 1 << 20, "used": 1_767_268_800, "in_use": False},
-            {"name": "new-int8-1", "bytes": 3 << 20, "used": 1_767_355_200, "in_use": False},
+            {"name": OLD, "bytes": 1 << 20, "used": 1_767_268_800, "in_use": False},
+            {"name": NEW, "bytes": 3 << 20, "used": 1_767_355_200, "in_use": False},
         ],
     }
 
 
 def test_clear_removes_what_nobody_uses(capsys: pytest.CaptureFixture[str], weights: Path) -> None:
-    with open_in_use(weights / "new-int8-1" / "weights.bin"):
+    with open_in_use(weights / NEW / "weights.bin"):
         outcome = run_here(capsys, "cache", "--clear", "--json")
-    assert [entry["name"] for entry in json.loads(outcome.out)["entries"]] == ["new-int8-1"]
-    assert sorted(os.listdir(weights)) == ["lock", "new-int8-1"]
+    assert [entry["name"] for entry in json.loads(outcome.out)["entries"]] == [NEW]
+    assert sorted(os.listdir(weights)) == [NEW, "lock"]
     assert json.loads(run_here(capsys, "cache", "--clear", "--json").out)["bytes"] == 0
 
 
