@@ -104,13 +104,13 @@ class RknnLiteDevice:
                     context = LiteContext(folder / file.rknn.file, core)
                     self._contexts[core][file.rows, manifest.graph(file.tile).masked] = context
                     _check_version(manifest, context)
+                self._workers.append(CoreWorker(f"rockpage-npu-{core}"))  # as nice as this thread is by now
         except BaseException:
             self.close()
             raise
         self.driver = context.driver
         digest = hashlib.sha256("".join(file.rknn.sha256 for file in manifest.files).encode()).hexdigest()
         self.numerics = f"{self.name}-{context.version}-{digest[:12]}"
-        self._workers = [CoreWorker(f"rockpage-npu-{core}") for core in range(cores)]
 
     def sync_to_device(self, offset: int, nbytes: int) -> None:
         """Nothing: the wheel is handed the buffer's own bytes, and copies them."""

@@ -5,6 +5,7 @@ from .buckets import DEFAULT_BUCKETS, Buckets
 from .buffer import BufferState, DeviceMemory, StagingBuffer
 from .layout import ALIGNMENT, MARK_CHANNELS, MASKED, TILE_CHANNELS, TOKEN_MULTIPLE, Place, StagingLayout
 from .plan import GatherPlan
+from .residency import Residency, ResidentCopy
 
 __all__ = [
     "ALIGNMENT",
@@ -18,6 +19,8 @@ __all__ = [
     "DeviceMemory",
     "GatherPlan",
     "Place",
+    "Residency",
+    "ResidentCopy",
     "StagingArena",
     "StagingBuffer",
     "StagingLayout",

@@ -22,6 +22,7 @@ class StagingArena:
         region: the memory; the arena owns it from now on and gives it back at `close()`.
         buffers: how many; two per NPU core let one be filled while the core works on the other.
         device: makes the region's bytes visible to the device and back.
+        spare: bytes at the region's end that are left to others.
 
     Attributes:
         buffers: all of them, whatever their state.
@@ -41,19 +42,20 @@ class StagingArena:
         (1, <BufferState.FILLING: 'filling'>)
     """
 
-    def __init__(self, region: Region, buffers: int, device: DeviceMemory) -> None:
+    def __init__(self, region: Region, buffers: int, device: DeviceMemory, spare: int = 0) -> None:
         memory = region.buffer
-        if buffers < 1 or region.nbytes < buffers * PAGE:
+        nbytes = region.nbytes - spare
+        if buffers < 1 or nbytes < buffers * PAGE:
             raise UsageError(
-                f"an arena of {region.nbytes} bytes cannot be cut into {buffers} buffers of at least {PAGE}",
-                nbytes=region.nbytes,
+                f"an arena of {nbytes} bytes cannot be cut into {buffers} buffers of at least {PAGE}",
+                nbytes=nbytes,
                 buffers=buffers,
             )
         address = memory.__array_interface__["data"][0]
         if address % PAGE:
             raise Misaligned(f"the arena starts at {address:#x}, not on a page of {PAGE} bytes", address=address)
         self._region = region
-        self.buffer_bytes = region.nbytes // buffers // PAGE * PAGE
+        self.buffer_bytes = nbytes // buffers // PAGE * PAGE
         self.buffers = [
             StagingBuffer(index, start, memory[start : start + self.buffer_bytes], device)
             for index, start in enumerate(range(0, buffers * self.buffer_bytes, self.buffer_bytes))

@@ -78,9 +78,11 @@ def test_a_user_without_rights_is_told_so(tmp_path: Path) -> None:
     assert [heap["node"]["usable"] for heap in board["heaps"]] == [False] * 3
 
 
-def test_an_npu_that_is_unplugged_leaves_dangling_links(tmp_path: Path) -> None:
-    board = through_udev(tmp_path, "vendor", "unplug")
-    assert board["npu"] is None
+@pytest.mark.parametrize("access", [1, 2, 12, 25])
+def test_an_npu_that_is_unplugged_meanwhile_is_no_error(tmp_path: Path, access: int) -> None:
+    """It leaves dangling links; what udev had listed before has no properties any more."""
+    board = through_udev(tmp_path, "vendor", str(access))
+    assert board["npu"] is None or board["npu"]["name"] == "fdab0000.npu"
     assert board["soc"]["name"] == "RK3588"
     assert board["ddr_clock"]["highest"] == 2_112_000_000
 

@@ -185,6 +185,32 @@ STAGING = [
         ("buffers overlap", "memory[start : start + self.buffer_bytes]", "memory[start : start + self.buffer_bytes + 1]"),
     ),
     *group(
+        "staging/residency.py",
+        "staging/test_residency.py staging/test_residency_stateful.py",
+        ("a copy outlives its blocks' owner", "np.array([generation[block] for block in blocks.tolist()])", "0 * blocks"),
+        ("what was written again stays in a copy", "cache.rewrites[blocks]", "0 * blocks"),
+        ("what a copy never held counts as kept", "np.minimum(np.minimum(blocks * block_tokens, self._lengths), lengths - 1)", "np.minimum(blocks * block_tokens, lengths - 1)"),
+        ("the step's own token counts as kept", "self._lengths), lengths - 1)", "self._lengths), lengths)"),
+        ("a shorter sequence leaves the longer one's tail", "tails = tails[tails[:, 2] > 0]", "tails = tails[:0]"),
+        ("growth begins at the start of its block", "copies[:, 0] += skipped * (geometry.head_dim * FP16_BYTES)", "copies[:, 0] += 0"),
+        ("blocks behind one that differs are kept", "same.argmin(axis=1))", "same.shape[1])"),
+        ("two launches of a step share a copy", "sum(layout == plan.layout for layout, _ in self._in_step)", "0"),
+        ("a copy of this step makes room", "if key not in self._in_step and copy.idle:", "if copy.idle:"),
+        ("a copy that a job has makes room", "if key not in self._in_step and copy.idle:", "if key not in self._in_step:"),
+        ("copies overlap", "if copy.start - end >= nbytes:", "if copy.start - end >= nbytes // 2:"),
+        ("a copy reaches behind the memory", "if len(self._memory) - end >= nbytes else None", "if len(self._memory) - end >= nbytes // 2 else None"),
+    ),
+    *group(
+        "staging/resident_buffer.py",
+        "staging/test_residency.py staging/test_residency_stateful.py",
+        ("a layer that missed a step only grows", "in (refill.edition - 1, refill.edition)", "in (refill.edition - 2, refill.edition - 1, refill.edition)"),
+        ("what was never synced counts as known", "        self._filled = refill.edition\n", "        self._filled = self._edition = refill.edition\n"),
+        ("the caller's own tokens are not synced", "growth.tails, own]", "growth.tails]"),
+        ("cleared tokens are not synced", "growth.tails, own]", "own]"),
+        ("of tiles only the first strip is synced", "(head * strips + np.arange(strips))", "(head * strips + 0 * np.arange(strips))"),
+        ("a foreign plan leaves a copy that seems known", "        self._edition = None\n        if refill is None or", "        if refill is None or"),
+    ),
+    *group(
         "staging/buckets.py",
         "staging/test_buckets.py",
         ("a context that fills a bucket takes the next", "bisect_left(self.sizes, tokens)", "bisect_left(self.sizes, tokens + 1)"),
@@ -470,4 +496,96 @@ MEMORY = [
     ),
 ]
 
-FAULTS = [*POOL, *TABLE, *BYTES, *PREFIX, *SCHEDULER, *STEP, *GATHER, *STAGING, *DEVICE, *DMA, *BOARD, *EXPORT, *WEIGHTS_CACHE, *MEMORY, *MODEL_FAULTS]
+DISCOVERY = [
+    *group(
+        "npu/npu_search.py",
+        "npu/test_discovery.py",
+        ("any driver's device is the NPU", "if device.driver == VENDOR_DRIVER:", "if device.driver:"),
+        ("every render node is the NPU's", "if d.below(device) and d.node]", "if d.node]"),
+        ("another maker's accel node is rocket's", 'if d.node and f"/{ROCKET_PARENT}/" in d.path]', "if d.node]"),
+        ("the card node comes first", 'not posixpath.basename(path).startswith("render")', 'posixpath.basename(path).startswith("render")'),
+        ("a fuse of another chip's takes a core", '(npu.driver, npu.compatible) == ("rknpu", FUSED)', 'npu.driver == "rknpu"'),
+    ),
+    *group(
+        "npu/device_node.py",
+        "npu/test_discovery.py",
+        ("a plain file is a device", "if not stat.S_ISCHR(found.st_mode):", "if False:"),
+        ("a link of another node is taken", 'machine.target(link) or "")) == path', 'machine.target(link) or "")) != path'),
+    ),
+    *group(
+        "npu/kernel_devices.py",
+        "npu/test_discovery.py npu/test_kernel_devices.py",
+        ("a name that begins alike is a part", 'startswith(f"{other.path}/")', "startswith(other.path)"),
+        ("another machine's files are asked of this one's udev", "if machine.is_this_one:", "if True:"),
+    ),
+    *group(
+        "npu/machine.py",
+        "npu/test_discovery.py",
+        ("a file that has gone is an error", "        except OSError:\n            return None\n\n    def number", "        except ZeroDivisionError:\n            return None\n\n    def number"),
+        ("a link leads out of the root", "if not real.is_relative_to(root) or", "if"),
+        ("a symbolic link is followed", "return os.lstat(self.path(name))", "return os.stat(self.path(name))"),
+    ),
+    *group(
+        "npu/discovery.py",
+        "npu/test_discovery.py",
+        ("a CPU's clock is in kHz", "kilohertz * 1000", "kilohertz"),
+        ("the first frequency is the highest", "highest=max((int(hertz) for hertz in offered if hertz.isdecimal()), default=limit)", "highest=next((int(hertz) for hertz in offered if hertz.isdecimal()), limit)"),
+        ("a core that is fused off is counted", "soc, npu = RK3583, replace(npu, cores=2)", "soc = RK3583"),
+    ),
+]
+
+DOCTOR = [
+    *group(
+        "npu/doctor.py",
+        "npu/test_doctor.py",
+        ("a warning is a failure", '"degraded" if "warn" in', '"unusable" if "warn" in'),
+        ("a chip without graphs is asked for the vendor's software", "if case.board.runs_graphs:", "if case.board.is_board:"),
+    ),
+    *group(
+        "npu/doctor_access.py",
+        "npu/test_doctor_access.py",
+        ("a stale node is the driver's", 'if npu is None or npu.form != "misc":', "if npu is None:"),
+        ("a closed render node is a remark", "if npu.nodes[0].usable:", "if npu.nodes[0].kind:"),
+        ("whoever was let in is told to ask again", "if process.future_groups.issuperset(groups):", "if False:"),
+    ),
+    *group(
+        "npu/doctor_vendor.py",
+        "npu/test_doctor_checks.py",
+        ("0.10 is older than 0.9", "tuple(int(number) for number in re.findall", "tuple(number for number in re.findall"),
+        ("a library for another processor will do", "== AARCH64\n", "> 0\n"),
+        ("graphs of another version will do", "if _numbers(library.version) != _numbers(case.toolkit):", "if False:"),
+    ),
+    *group(
+        "npu/doctor_memory.py",
+        "npu/test_doctor_memory.py",
+        ("a parent group's limit is passed over", "path = posixpath.dirname(path)", "break"),
+        ("contiguous memory matters behind an IOMMU", "if npu is None or npu.iommu:", "if npu is None:"),
+        ("all of the machine's memory counts as available", "for field in (\"MemAvailable\", \"MemTotal\")", "for field in (\"MemTotal\", \"MemTotal\")"),
+    ),
+    *group(
+        "npu/doctor_speed.py",
+        "npu/test_doctor_checks.py",
+        ("the vendor's governor is trusted", '"userspace", "rknpu_ondemand"})', '"userspace"})'),
+        ("a zone may heat up to where it slows down", "zone.passive - NEAR", "zone.passive"),
+    ),
+]
+
+FAULTS = [
+    *POOL,
+    *TABLE,
+    *BYTES,
+    *PREFIX,
+    *SCHEDULER,
+    *STEP,
+    *GATHER,
+    *STAGING,
+    *DEVICE,
+    *DMA,
+    *BOARD,
+    *EXPORT,
+    *WEIGHTS_CACHE,
+    *MEMORY,
+    *MODEL_FAULTS,
+    *DISCOVERY,
+    *DOCTOR,
+]

@@ -275,7 +275,7 @@ class Unplugging(TreeMachine):
             yield from (Path(folder, name) for name in folders + files)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)  # each writes some hundred files, on a disk that others use, too
 @given(
     word=st.sampled_from(["fdab0000", "drm", "renderD129", "uevent", "thermal", "trip", "device-tree"]), data=st.data()
 )
@@ -318,3 +318,12 @@ def test_two_platform_devices_are_not_mixed_up(tmp_path: Path) -> None:
     npu = discover(bed.write(tmp_path)).npu
     assert npu is not None
     assert [node.path for node in npu.nodes] == ["/dev/dri/renderD129", "/dev/dri/card1"]
+
+
+def test_another_maker_s_accelerator_beside_rocket_is_not_its_node(tmp_path: Path) -> None:
+    other = FakeDevice(
+        "/devices/pci0000:00/0000:00:01.0/accel/accel1", "accel", node=FakeNode("/dev/accel/accel1", (261, 1))
+    )
+    npu = discover(replace(BEDS["rocket"], devices=(other, *BEDS["rocket"].devices)).write(tmp_path)).npu
+    assert npu is not None
+    assert [node.path for node in npu.nodes] == ["/dev/accel/accel0"]

@@ -268,7 +268,7 @@ def test_what_a_core_that_hangs_holds_is_left_to_the_end_of_the_process(
     """To destroy a context that the library works on would be a crash."""
     world = World([50], [1])
     hanging = Hanging(board)
-    device = RknnLiteDevice(graphs, *SHAPE, cores=2, seconds=0.2)
+    device = RknnLiteDevice(graphs, *SHAPE, cores=2, seconds=1)
     runtime = StagedAttention(world.cache, HEADS, lambda _memory: device, cores=2, buckets=(64, 128, 256))
     assert close_to_exact(world.attend(runtime), world)
     runtime.close()

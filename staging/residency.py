@@ -1,0 +1,215 @@
+"""Staged copies that decoding sequences keep from step to step, within a fixed memory.
+
+Staging one token is much cheaper than gathering hundreds. A copy belongs to a launch of a step: to the sequences that
+share one, with the same bucket. In the next step the launch with the same layout takes it over, and only what differs
+is copied: most often one token of each sequence.
+
+What a buffer holds is known by where it came from: for each block of each sequence, the block's id, its generation
+(`BlockPool.generation`: another owner has it) and its rewrites (`PagedKVCache.rewrites`: its owner took tokens back and
+wrote others). From the first block on that differs, everything is copied anew. So it does not matter which sequences
+come, go, fork, are truncated, or get back the blocks they had: whatever is equal stays.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.cache import PagedKVCache
+
+from .arena import PAGE
+from .buffer import BufferState, DeviceMemory
+from .layout import FP16_BYTES, StagingLayout
+from .plan import GatherPlan
+from .resident_buffer import FillCounts, Refill, ResidentBuffer
+
+__all__ = ["Residency", "ResidentCopy"]
+
+
+class ResidentCopy:
+    """One launch's K and V, of every layer. Made by `Residency`.
+
+    Attributes:
+        start: byte offset of the copy in the residency's memory.
+        nbytes: of all layers.
+    """
+
+    def __init__(self, start: int, buffers: list[ResidentBuffer]) -> None:
+        self.start = start
+        self.nbytes = sum(len(buffer.memory) for buffer in buffers)
+        self._buffers = buffers
+        self._refill: Refill | None = None
+        self._sources = np.empty((0, 0, 3), np.int64)
+        self._lengths = np.empty(0, np.int32)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no buffer is in use."""
+        return all(buffer.state is BufferState.FREE for buffer in self._buffers)
+
+    def renew(self, cache: PagedKVCache, plan: GatherPlan, lengths: NDArray[np.int32], own_tokens: int) -> None:
+        """Find out what this step's launch has in common with the one before."""
+        sources = _sources(cache, plan)
+        if self._refill is None:
+            edition, growth = 1, plan
+        else:
+            edition = self._refill.edition + 1
+            growth = _growth(plan, self._kept(sources, lengths, plan.geometry.block_tokens), self._lengths)
+        self._refill = Refill(edition, plan, growth, own_tokens)
+        self._sources, self._lengths = sources, lengths
+
+    def acquire(self, layer: int) -> ResidentBuffer | None:
+        """The buffer of a layer, FILLING, to be filled by the step's plan; None if a job still has it."""
+        buffer = self._buffers[layer]
+        if self._refill is None or buffer.state is not BufferState.FREE:
+            return None
+        buffer.take(self._refill)
+        return buffer
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        for buffer in self._buffers:
+            buffer.memory = np.empty(0, np.uint8)
+
+    def _kept(self, sources: NDArray[np.int64], lengths: NDArray[np.int32], block_tokens: int) -> NDArray[np.int64]:
+        """How many tokens of each sequence are there already, int64 `[batch]`.
+
+        The last one is not, whatever was there: its K and V are written in this step, after this.
+        """
+        same = (sources == self._sources).all(axis=2)
+        blocks = np.where(same.all(axis=1), same.shape[1], same.argmin(axis=1))
+        kept: NDArray[np.int64] = np.minimum(np.minimum(blocks * block_tokens, self._lengths), lengths - 1)
+        return kept
+
+
+class Residency:
+    """Lends staged copies to the decode launches of each step, those that were used last.
+
+    Args:
+        cache: what is staged.
+        memory: uint8; where the copies lie. The caller owns it, and closes this first.
+        offset: of `memory` in the arena that the device knows, a multiple of `PAGE`.
+        device: makes its bytes visible.
+        own_tokens: tokens at the end of a bucket that no context reaches: the caller writes them before each launch.
+
+    Attributes:
+        counts: how buffers were filled.
+    """
+
+    def __init__(
+        self, cache: PagedKVCache, memory: NDArray[np.uint8], offset: int, device: DeviceMemory, own_tokens: int
+    ) -> None:
+        self.counts = FillCounts()
+        self._cache = cache
+        self._memory = memory
+        self._offset = offset
+        self._device = device
+        self._own_tokens = own_tokens
+        self._copies: OrderedDict[tuple[StagingLayout, int], ResidentCopy] = OrderedDict()  # used longest ago first
+        self._in_step: list[tuple[StagingLayout, int]] = []
+
+    def begin_step(self) -> None:
+        """The copies of the step before are free to be taken over."""
+        self._in_step.clear()
+
+    def fits(self, layout: StagingLayout) -> bool:
+        """Whether there is memory for a copy of such a launch, if no other needs it."""
+        return self._copy_bytes(layout) <= len(self._memory)
+
+    def lend(self, plan: GatherPlan, lengths: NDArray[np.int32]) -> ResidentCopy | None:
+        """A copy for one launch of this step; None if the step's other launches leave no room.
+
+        Args:
+            plan: gathers the launch whole. Each of its sequences has one new token, the last.
+            lengths: int32 `[plan.layout.batch]`; as the plan has them.
+        """
+        key = plan.layout, sum(layout == plan.layout for layout, _ in self._in_step)
+        copy = self._copies.get(key) or self._make(key)
+        if copy is None or not copy.idle:
+            return None
+        self._copies.move_to_end(key)
+        self._in_step.append(key)
+        copy.renew(self._cache, plan, lengths, self._own_tokens)
+        return copy
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        for copy in self._copies.values():
+            copy.close()
+        self._copies.clear()
+        self._memory = np.empty(0, np.uint8)
+
+    def _make(self, key: tuple[StagingLayout, int]) -> ResidentCopy | None:
+        layout, _ = key
+        if not self.fits(layout):
+            return None
+        nbytes = self._copy_bytes(layout)
+        while (start := self._gap(nbytes)) is None:
+            if not self._drop_oldest():
+                return None
+        step = nbytes // self._cache.geometry.layers
+        buffers = [
+            ResidentBuffer(layer, self._offset + at, self._memory[at : at + step], self._device, self.counts)
+            for layer, at in enumerate(range(start, start + nbytes, step))
+        ]
+        self._copies[key] = ResidentCopy(start, buffers)
+        return self._copies[key]
+
+    def _gap(self, nbytes: int) -> int | None:
+        """Where `nbytes` are free, the lowest place; None if nowhere."""
+        end = 0
+        for copy in sorted(self._copies.values(), key=lambda copy: copy.start):
+            if copy.start - end >= nbytes:
+                return end
+            end = copy.start + copy.nbytes
+        return end if len(self._memory) - end >= nbytes else None
+
+    def _drop_oldest(self) -> bool:
+        """Give up the copy that was used longest ago; False if all are needed."""
+        for key, copy in self._copies.items():
+            if key not in self._in_step and copy.idle:
+                del self._copies[key]
+                return True
+        return False
+
+    def _copy_bytes(self, layout: StagingLayout) -> int:
+        return self._cache.geometry.layers * (-(-layout.nbytes // PAGE) * PAGE)
+
+
+def _sources(cache: PagedKVCache, plan: GatherPlan) -> NDArray[np.int64]:
+    """Where a launch's tokens come from: int64 `[batch, blocks, 3]`; id, generation and rewrites of a block, or -1."""
+    geometry, layout = plan.geometry, plan.layout
+    head_0 = plan.copies[:: geometry.kv_heads]  # of each block
+    blocks = head_0[:, 0] // geometry.block_bytes
+    place = head_0[:, 1] // geometry.kv_heads, head_0[:, 2] // geometry.block_tokens
+    sources = np.full((layout.batch, -(-layout.tokens // geometry.block_tokens), 3), -1, np.int64)
+    generation = cache.pool.generation
+    sources[place] = np.stack(
+        [blocks, np.array([generation[block] for block in blocks.tolist()]), cache.rewrites[blocks]], axis=1
+    )
+    return sources
+
+
+def _growth(plan: GatherPlan, kept: NDArray[np.int64], staged: NDArray[np.int32]) -> GatherPlan:
+    """The part of a plan that brings in what is not there yet.
+
+    Args:
+        plan: the whole.
+        kept: int64 `[batch]`; tokens of each sequence that are there.
+        staged: int32 `[batch]`; tokens that are there, right or wrong: behind the valid ones they must be cleared.
+    """
+    geometry = plan.geometry
+    sequence = plan.copies[:, 1] // geometry.kv_heads
+    skipped = np.maximum(kept[sequence] - plan.copies[:, 2], 0)  # of a block's tokens, those in front
+    copies = plan.copies.copy()
+    copies[:, 0] += skipped * (geometry.head_dim * FP16_BYTES)
+    copies[:, 2] += skipped
+    copies[:, 3] -= skipped
+    copies = copies[copies[:, 3] > 0]
+    tails = plan.tails.copy()
+    tails[:, 2] = staged[tails[:, 0] // geometry.kv_heads] - tails[:, 1]
+    tails = tails[tails[:, 2] > 0]
+    blocks = np.unique(copies[:, 0] // geometry.block_bytes).tolist()
+    return GatherPlan(geometry, plan.layout, plan.pool_blocks, copies, tails, blocks)
