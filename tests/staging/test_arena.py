@@ -27,6 +27,13 @@ def test_bytes_for_rounds_each_buffer_up_to_pages() -> None:
         StagingArena.bytes_for(0, 4096)
 
 
+def test_spare_bytes_at_the_end_belong_to_no_buffer() -> None:
+    arena = StagingArena(Region.anonymous(2 * 8192 + 3 * 4096), 2, MemoryLog(), spare=3 * 4096)
+    assert [buffer.memory.nbytes for buffer in arena.buffers] == [8192, 8192]
+    with pytest.raises(UsageError, match="an arena of 4096 bytes cannot be cut into 2"):
+        StagingArena(Region.anonymous(3 * 4096), 2, MemoryLog(), spare=2 * 4096)
+
+
 def test_an_exhausted_arena_says_so_and_serves_again_after_a_release() -> None:
     arena = arena_of(2, 1)
     first, second = arena.acquire(), arena.acquire()

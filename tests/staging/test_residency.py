@@ -290,7 +290,7 @@ def test_a_buffer_keeps_to_its_life_and_fills_any_plan(*, synced: bool) -> None:
     table = world.table(40)
     world.step(table)
     world.residency.begin_step()
-    _, copy = world.lend(table)
+    plan, copy = world.lend(table)
     assert copy is not None
     buffer = copy.acquire(0)
     assert buffer is not None
@@ -306,7 +306,9 @@ def test_a_buffer_keeps_to_its_life_and_fills_any_plan(*, synced: bool) -> None:
         with pytest.raises(WrongState, match="needs it filling"):
             buffer.sync_to_device()
     buffer.release()
-    world.step(table, layers=(0,))
+    assert copy.acquire(0) is buffer
+    buffer.fill(world.cache, plan, 0)
+    world.check(buffer, 0, table)
     assert world.counts == (0, 3)
 
 
