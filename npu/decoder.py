@@ -29,6 +29,7 @@ from .weights_cache import FORM_VERSION, default_cache_dir, model_digest, weight
 __all__ = ["Attend", "Decoder", "DenseModel", "Floats", "check_step", "embedder"]
 
 Floats: TypeAlias = NDArray[np.float32]
+"""Rows of float32."""
 
 Attend: TypeAlias = Callable[[int, Floats, Floats, Floats, Floats], None]
 """`attend(layer, q, k, v, out)`: store k and v `[m, kv_heads, d]`, attend q `[m, heads, d]` into out `[m, heads, d]`.

@@ -19,6 +19,7 @@ from .rknn_toolkit import REQUIREMENTS
 __all__ = ["ANYWHERE", "FOR_ITS_NPU", "ON_A_BOARD", "Diagnosis", "Verdict", "diagnose", "examine"]
 
 Verdict = Literal["healthy", "degraded", "unusable"]
+"""Of all checks together."""
 
 ANYWHERE: tuple[Callable[[Case], Check], ...] = (
     doctor_system.board,

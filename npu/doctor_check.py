@@ -17,6 +17,7 @@ Status = Literal["ok", "info", "warn", "fail", "unknown"]
 `unknown` could not be found out."""
 
 AS_ROOT = "run rockpage doctor as root to see it"
+"""The way out where only root may look."""
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,10 @@ ROCKET_PARENT = "rknn"
 """Platform device that stands for all cores, with the accel node below it (drivers/accel/rocket/rocket_drv.c)."""
 
 NPU_COMPATIBLES = frozenset({*VENDOR_CORES, ROCKET_CORE})
+"""What device trees call an NPU, whichever driver is for it."""
 
 MISC_NODE = "/dev/rknpu"
+"""The vendor driver's node in its form without DRM."""
 
 
 def find_npu(machine: Machine, lister: DeviceLister) -> Npu | None:

@@ -23,6 +23,7 @@ from .rknn_cache import Compiled, file_sha256
 __all__ = ["MANIFEST_FILE", "GraphFile", "Manifest", "claim_folder", "read_manifest", "write_manifest"]
 
 MANIFEST_FILE = "manifest.json"
+"""In the folder of an export."""
 
 _FORMAT = 1  # raise it when a field changes its meaning
 _DIGITS = 12

@@ -120,7 +120,7 @@ class StagingLayout:
 
     @property
     def mask_shape(self) -> tuple[int, int, int]:
-        """Shape of the additive mask: token-major, which the vendor compiler takes as it lies."""
+        """Shape of the additive mask."""
         return self.batch, self.tokens, self.mask_rows
 
     @property

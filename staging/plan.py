@@ -36,13 +36,13 @@ class GatherPlan:
         >>> from hostcache import KVGeometry
         >>> from staging import GatherPlan, StagingLayout
         >>> geometry = KVGeometry(layers=1, kv_heads=1, head_dim=8)  # 256 bytes of K, then of V, in a block
-        >>> layout = StagingLayout(batch=1, kv_heads=1, tokens=32, rows=4, head_dim=8, mask_rows=1)
+        >>> layout = StagingLayout(batch=1, kv_heads=1, tokens=32, rows=4, head_dim=8, mask_rows=4)
         >>> tables, lengths = np.array([[5, 2]], np.int32), np.array([20], np.int32)
         >>> plan = GatherPlan.build(geometry, 8, tables, lengths, layout)
-        >>> plan.rows.tolist()  # block 5 whole, then 4 tokens of block 2
-        [[2560, 0, 256], [1024, 256, 64]]
+        >>> plan.copies.tolist()  # block 5 whole, then 4 tokens of block 2
+        [[2560, 0, 0, 16], [1024, 0, 16, 4]]
         >>> plan.tails.tolist()  # 12 tokens to clear
-        [[320, 192]]
+        [[0, 20, 12]]
     """
 
     geometry: KVGeometry

@@ -23,8 +23,9 @@ EXAMPLE = """\
 rockpage doctor
 rockpage doctor model.gguf --pool 256MiB --graphs attention-npu
 
-exit status: 0 healthy; 1 degraded: it runs, with less than it could, such as on a machine without an NPU that
-rockpage has graphs for; 2 unusable: the board's NPU cannot be used, or the model does not fit"""
+exit status: 0 healthy; 1 degraded: it runs, with less than it could, such
+as without an NPU; 2 unusable: the board's NPU cannot be used, or the model
+does not fit"""
 
 WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "unknown", "info", "ok")
 

@@ -45,7 +45,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="attention: auto, cpu, emulated, simulator, rknnlite (default: %(default)s)",
     )
-    group.add_argument("--graphs", metavar="DIR", help="for rknnlite: what rockpage export attention --out DIR wrote")
+    group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for rknnlite")
     group.add_argument(
         "--emulate-rounding",
         choices=("op", "output"),

@@ -35,8 +35,8 @@ EXAMPLE = """\
 rockpage export attention model.gguf --out attention-npu
 rockpage export dense model.gguf --precision w8a8 --out dense-npu
 
-The compiler is rknn-toolkit2, in an environment of its own: make .venv-rknn, and
-export ROCKPAGE_RKNN_PYTHON=$PWD/.venv-rknn/bin/python"""
+The compiler is rknn-toolkit2, in an environment of its own:
+make .venv-rknn && export ROCKPAGE_RKNN_PYTHON=$PWD/.venv-rknn/bin/python"""
 
 
 def add_parser(subparsers: Subparsers) -> None:

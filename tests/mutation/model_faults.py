@@ -53,11 +53,15 @@ DECODER = [
         ("the attention runtime is not in the id", "|attention={runtime.numerics}", ""),
     ),
     *group(
-        "npu/emulated.py",
+        "npu/emulated_device.py",
         "npu/test_numerics.py",
-        ("rounding is not in the id", "[self.name, rounding, ", "[self.name, "),
-        ("buckets are not in the id", "*map(str, buckets), ", ""),
-        ("the fallback is not in the id", "*([fallback.numerics] if fallback is not None else [])", ""),
+        ("rounding is not in the id", 'f"{self.name}-{rounding}"', "self.name"),
+    ),
+    *group(
+        "npu/staged.py",
+        "npu/test_numerics.py",
+        ("buckets are not in the id", ", *map(str, self._buckets.sizes)]", "]"),
+        ("the host is not in the id", 'named if host is None else f"{named}+{host.numerics}"', "named"),
     ),
     *group(
         "npu/machine_identity.py",

@@ -94,7 +94,7 @@ def test_a_step_is_split_between_device_and_host_and_stays_right(model: CostMode
         host=host,
         placement=ByCost(model),
     )
-    assert placed.numerics == f"emulated-output+{host.numerics}"
+    assert placed.numerics == f"emulated-output-64-128-256+{host.numerics}"
     np.testing.assert_allclose(world.attend(placed), world.expected(), rtol=0, atol=0.004)
     where = {(each.kind, each.device) for each in placed.log.counts}
     tiles_to_device = model is TILES_ONLY

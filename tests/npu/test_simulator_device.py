@@ -62,7 +62,10 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_the_staged_buffers_go_to_the_graph_that_was_made_for_them(world: World) -> None:
     simulated = open_runtime("simulator", world.cache, HEADS)
     assert simulated.name == "simulator"
-    assert simulated.numerics == f"simulator-0.0.1+{CpuAttention(world.cache, HEADS).numerics}"
+    assert (
+        simulated.numerics
+        == f"simulator-0.0.1-64-128-256-512-1024-2048-4096+{CpuAttention(world.cache, HEADS).numerics}"
+    )
     with EmulatedRuntime(world) as emulated:
         # The largest bucket of the test's emulated runtime is smaller, the launches are the same.
         np.testing.assert_array_equal(world.attend(simulated), world.attend(emulated))
