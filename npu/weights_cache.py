@@ -46,11 +46,14 @@ _READ_BYTES = 1 << 20
 def default_cache_dir() -> Path:
     """`$XDG_CACHE_HOME/rockpage`, or `~/.cache/rockpage`.
 
+    A relative path in the variable is ignored (XDG Base Directory Specification 0.8).
+
     Raises:
         UsageError: neither the environment nor the password database names a home folder.
     """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rockpage"
+        return (named if named.is_absolute() else Path.home() / ".cache") / "rockpage"
     except RuntimeError as error:
         raise UsageError(f"user {os.getuid()} has no home folder for the cache: set XDG_CACHE_HOME or HOME") from error
 

@@ -218,6 +218,9 @@ def test_an_unwritable_cache_only_costs_time(tiny: GGUFFile, tmp_path: Path) -> 
 def test_the_cache_is_where_xdg_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert default_cache_dir() == Path("/somewhere/rockpage")
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
+    for ignored in ("", "relative", "~/cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert default_cache_dir() == Path("/home/someone/.cache/rockpage")
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_cache_dir() == Path("/home/someone/.cache/rockpage")
