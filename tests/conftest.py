@@ -14,8 +14,10 @@ from tools.demo_model import demo_model_path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does; read when numpy is first imported
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as loading a model does; some tests import ONNX Runtime first
 
-# Jobs that a script starts in the background inherit it ignored; tests send it, to themselves and to what they start.
+# Jobs that a script starts in the background inherit the first ignored, and what nohup starts the second; tests send
+# both, to themselves and to what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 COMPARISONS = (
     "npu/test_chat_families.py",
