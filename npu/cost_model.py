@@ -19,11 +19,13 @@ class Work:
         kv_bytes: K and V of its contexts, in the cache.
         staged_bytes: everything that is staged for it, padded to a bucket.
         multiply_adds: of scores and of weighted values, over all query rows.
+        gathered_bytes: of what is staged, what the host has to put there.
     """
 
     kv_bytes: int
     staged_bytes: int
     multiply_adds: int
+    gathered_bytes: int
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class CostModel:
             work: of the launch.
             launches: of the step; as many as there are cores run side by side.
         """
-        gather = work.staged_bytes / self.gather_bytes_per_second
+        gather = work.gathered_bytes / self.gather_bytes_per_second
         compute = max(
             work.staged_bytes / self.device_bytes_per_second,
             work.multiply_adds / self.device_multiply_adds_per_second,

@@ -77,12 +77,14 @@ class AttentionDevice(Protocol):
         numerics: names everything that can change a bit of a result.
         cores: how many jobs run at once.
         tiled: K and V are wanted in the NPU's own order.
+        reads_in_place: jobs read the arena itself, so that what was synced once need not be handed over again.
     """
 
     name: str
     numerics: str
     cores: int
     tiled: bool
+    reads_in_place: bool
 
     def sync_to_device(self, offset: int, nbytes: int) -> None:
         """Let the device see `nbytes` at `offset` of the arena as the host left them."""

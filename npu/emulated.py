@@ -10,6 +10,7 @@ from staging import DEFAULT_BUCKETS
 from .attention import AttentionRuntime
 from .emulated_device import EmulatedDevice, Faults
 from .fp16 import Rounding
+from .placement import Placement
 from .staged import StagedAttention
 
 __all__ = ["EmulatedAttention"]
@@ -27,6 +28,8 @@ class EmulatedAttention(StagedAttention):
         host: attends what the device does not, over the same cache; owned from now on, closed by `close()`.
         faults: what the device gets wrong on purpose.
         tiled: stage K and V in the NPU's own order.
+        placement: as in `StagedAttention`.
+        resident_bytes: as in `StagedAttention`.
 
     Attributes:
         name: `"emulated"`.
@@ -49,6 +52,8 @@ class EmulatedAttention(StagedAttention):
         host: AttentionRuntime | None = None,
         faults: Faults | None = None,
         tiled: bool = False,
+        placement: Placement | None = None,
+        resident_bytes: int = 0,
     ) -> None:
         super().__init__(
             cache,
@@ -57,4 +62,6 @@ class EmulatedAttention(StagedAttention):
             cores=cores,
             buckets=buckets,
             host=host,
+            placement=placement,
+            resident_bytes=resident_bytes,
         )

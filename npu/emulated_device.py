@@ -61,6 +61,7 @@ class EmulatedDevice:
         numerics: the name and the rounding.
         cores: as given.
         tiled: as given.
+        reads_in_place: always.
         faults: as given.
 
     Raises:
@@ -68,6 +69,7 @@ class EmulatedDevice:
     """
 
     name = "emulated"
+    reads_in_place = True
 
     def __init__(
         self,

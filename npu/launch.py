@@ -247,6 +247,7 @@ class LaunchPlanner:
             kv_bytes=tokens * geometry.bytes_per_token // geometry.layers,
             staged_bytes=layout.nbytes,
             multiply_adds=2 * rows * tokens * geometry.kv_heads * self._group * geometry.head_dim,
+            gathered_bytes=layout.nbytes,
         )
         return Cut(layout, work, share)
 

@@ -59,6 +59,7 @@ class RknnLiteDevice:
         numerics: the name, librknnrt's version and a digest of the graphs.
         cores: as given.
         tiled: never: the wheel lays out K and V itself.
+        reads_in_place: never: for that it copies them.
         buckets: tokens that the graphs were exported for.
         batches: sequences of a decode launch that the graphs were exported for.
         driver: version of the kernel's driver.
@@ -73,6 +74,7 @@ class RknnLiteDevice:
 
     name = "rknnlite"
     tiled = False
+    reads_in_place = False
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ class SimulatorDevice:
         numerics: the name and the toolkit's version.
         cores: 1.
         tiled: never.
+        reads_in_place: never.
 
     Raises:
         MissingExtra: there is no interpreter with the toolkit, or no `onnx` here.
@@ -43,6 +44,7 @@ class SimulatorDevice:
     name = "simulator"
     cores = 1
     tiled = False
+    reads_in_place = False
 
     def __init__(
         self,

@@ -12,19 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.cache import PagedKVCache
-from hostcache.errors import DeviceError, NoBucket, RegionError, UsageError
+from hostcache.errors import DeviceError, RegionError, UsageError
 from hostcache.geometry import KVGeometry
 from hostcache.region import Region
-from staging import DEFAULT_BUCKETS, Buckets, StagingArena, StagingBuffer
+from staging import DEFAULT_BUCKETS, Buckets, Residency, ResidentCopy, StagingArena, StagingBuffer
 
 from .attention import AttentionBatch, AttentionRuntime
-from .canary import Canary
+from .canary import CANARY_TOKENS, Canary
 from .checks import check_operand, check_process, copy_checked
 from .cores import Cores
 from .device import AttentionDevice, AttentionJob, AttentionRun
-from .host_share import HostShare, Share
-from .launch import BATCHES, Launch, LaunchPlanner, capacity
-from .placement import Everything, Placed, Placement, PlacementLog
+from .host_share import HostShare
+from .launch import BATCHES, Launch, LaunchPlanner
+from .placement import Everything, Placement
+from .step_planner import PlannedLaunch, PlannedStep, StepPlanner
 
 __all__ = ["StagedAttention", "arena_bytes"]
 
@@ -44,18 +45,10 @@ def arena_bytes(geometry: KVGeometry, heads: int, cores: int = 3, buckets: Seque
 
 
 @dataclass(frozen=True, eq=False)
-class _Step:
-    """What one step runs on the device."""
-
-    rows: int
-    launches: list[Launch]
-
-
-@dataclass(frozen=True, eq=False)
 class _InFlight:
     """A launch that a core works on."""
 
-    launch: Launch
+    planned: PlannedLaunch
     buffer: StagingBuffer
     canary: Canary
     core: int
@@ -82,6 +75,7 @@ class StagedAttention:
         host: attends what the device does not, over the same cache; owned from now on, closed by `close()`.
         placement: says what that is, beside contexts that no bucket holds.
         take: where the arena's memory comes from, by its size in bytes.
+        resident_bytes: memory of the arena in which decoding sequences stay staged from step to step.
 
     Attributes:
         name: the device's.
@@ -89,9 +83,11 @@ class StagedAttention:
             launch.
         cores: what happened on each core.
         log: what went where, and why.
+        residency: the copies that stay staged; None without memory for them.
 
     Raises:
-        UsageError: heads, buckets, cores or the cache's element size cannot be used.
+        UsageError: heads, buckets, cores or the cache's element size cannot be used, or the device would copy what
+            stays staged again.
         DimensionTooLarge: a bucket or a tile is beyond what the NPU's registers hold.
         RegionError: the memory for the staging arena is not there.
     """
@@ -108,17 +104,27 @@ class StagedAttention:
         host: AttentionRuntime | None = None,
         placement: Placement | None = None,
         take: Callable[[int], Region] = Region.anonymous,
+        resident_bytes: int = 0,
     ) -> None:
         self._cache = cache
-        self._buckets = Buckets(buckets)
         self._row_shape = (heads, cache.geometry.head_dim)
-        region = take(arena_bytes(cache.geometry, heads, cores, buckets))
+        sizes = Buckets(buckets)
+        nbytes = arena_bytes(cache.geometry, heads, cores, buckets)
+        if resident_bytes < 0:
+            raise UsageError(
+                f"{resident_bytes} bytes cannot be set aside: 0 keeps nothing staged", nbytes=resident_bytes
+            )
+        region = take(nbytes + resident_bytes)
         try:
             self._device = open_device(region.buffer)
-            self._planner = LaunchPlanner(
-                cache.geometry, cache.blocks, heads, self._buckets, batches=batches, tiled=self._device.tiled
+            launches = LaunchPlanner(
+                cache.geometry, cache.blocks, heads, sizes, batches=batches, tiled=self._device.tiled
             )
-            self._arena = StagingArena(region, cores * BUFFERS_PER_CORE, self._device)
+            self._arena = StagingArena(region, cores * BUFFERS_PER_CORE, self._device, spare=resident_bytes)
+            self.residency: Residency | None = None
+            if resident_bytes:
+                _check_residency(self._device, resident_bytes)
+                self.residency = Residency(cache, region.buffer[nbytes:], nbytes, self._device, CANARY_TOKENS)
         except BaseException:
             with contextlib.suppress(RegionError):  # the error's frames may hold views; the memory goes with them
                 region.close()
@@ -127,10 +133,12 @@ class StagedAttention:
         named = "-".join([self._device.numerics, *map(str, self._buckets.sizes)])
         self.numerics = named if host is None else f"{named}+{host.numerics}"
         self.cores = Cores(cores)
-        self.log = PlacementLog()
-        self._placement = placement or Everything()
+        if host is None or placement is None:
+            placement = Everything()
+        self._planner = StepPlanner(launches, sizes, placement, self.residency, host=host is not None)
+        self.log = self._planner.log
         self._host = None if host is None else HostShare(host)
-        self._step: _Step | None = None
+        self._step: PlannedStep | None = None
         self._stuck: list[_InFlight] = []  # runs that did not end in time, with buffers that are still the device's
         self._closed = False
         self._process = os.getpid()
@@ -152,19 +160,10 @@ class StagedAttention:
         if self._step is not None:
             raise UsageError("begin_step came before the previous step's end_step: call end_step first")
         batch = copy_checked(batch, self._cache.geometry, self._cache.blocks)
-        fits = batch.context_lens <= capacity(self._buckets.largest)
-        if self._host is None and not fits.all():
-            longest = int(batch.context_lens.max())
-            raise NoBucket(
-                f"a context of {longest} tokens is longer than the {capacity(self._buckets.largest)} that the largest "
-                "bucket holds: add a bucket, or give a host runtime",
-                tokens=longest,
-                largest=capacity(self._buckets.largest),
-            )
-        launches, shares = self._place(batch, fits)
+        step = self._planner.plan(batch)
         if self._host is not None:
-            self._host.begin(Share.joined(shares))
-        self._step = _Step(batch.rows, launches)
+            self._host.begin(step.host)
+        self._step = step
 
     def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         """Attend `q` over the cached K and V of `layer`. After an error every buffer is free again.
@@ -210,41 +209,26 @@ class StagedAttention:
         self._device.close()
         self._take_back()
         if not self._stuck:  # else the device still reads and writes there
+            if self.residency is not None:
+                self.residency.close()
             self._arena.close()
         if self._host is not None:
             self._host.close()
 
-    def _place(self, batch: AttentionBatch, fits: NDArray[np.bool_]) -> tuple[list[Launch], list[Share]]:
-        """What the device launches, and what is the host's: at least one share, perhaps without rows."""
-        beyond = np.flatnonzero(~fits)
-        launches, shares = [], [Share.of(batch, beyond)]
-        for _ in beyond:
-            self.log.add(Placed("beyond", 0, device=False), f"longer than {capacity(self._buckets.largest)} tokens")
-        cuts = self._planner.cut(batch, np.flatnonzero(fits))
-        chosen = [True] * len(cuts) if self._host is None else self._placement.on_device(cuts)
-        for cut, device in zip(cuts, chosen, strict=True):
-            if device:
-                launches.append(self._planner.launch(cut))
-            else:
-                shares.append(cut.share)
-            kind = "tile" if cut.layout.mask_rows else "decode"
-            self.log.add(Placed(kind, cut.layout.tokens, device), self._placement.reason(cut, len(cuts)))
-        return launches, shares
-
     def _attend_staged(
-        self, launches: list[Launch], layer: int, q: NDArray[np.float32], out: NDArray[np.float32]
+        self, launches: list[PlannedLaunch], layer: int, q: NDArray[np.float32], out: NDArray[np.float32]
     ) -> None:
         """Keep every buffer busy: fill the next one while the device works on those before it."""
         in_flight: deque[_InFlight] = deque()
         try:
-            for launch in launches:
+            for planned in launches:
                 while in_flight and not self._arena.free:
                     self._finish(in_flight.popleft(), layer, q, out)
-                started = self._start(launch, self.cores.pick(), layer, q)
+                started = self._start(planned, self.cores.pick(), layer, q)
                 if isinstance(started, _InFlight):
                     in_flight.append(started)
                 else:
-                    self._on_host(launch, layer, q, out, started)
+                    self._on_host(planned.launch, layer, q, out, started)
             while in_flight:
                 self._finish(in_flight.popleft(), layer, q, out)
         finally:
@@ -259,22 +243,24 @@ class StagedAttention:
         """Bring in the result of a launch, from wherever it can be had."""
         error = self._result(done, out)
         if error is not None:
-            again = self._start(done.launch, self.cores.pick(avoid=done.core), layer, q)
+            again = self._start(done.planned, self.cores.pick(avoid=done.core), layer, q)
             if isinstance(again, _InFlight):
                 error = self._result(again, out)
         if error is not None:
-            self._on_host(done.launch, layer, q, out, error)
+            self._on_host(done.planned.launch, layer, q, out, error)
 
-    def _start(self, launch: Launch, core: int | None, layer: int, q: NDArray[np.float32]) -> _InFlight | DeviceError:
+    def _start(
+        self, planned: PlannedLaunch, core: int | None, layer: int, q: NDArray[np.float32]
+    ) -> _InFlight | DeviceError:
         """Fill a buffer and give it to a core; or why there is none that takes it."""
         if core is None:
             return DeviceError("no NPU core is left: all are in quarantine, see the log")
-        if not self._arena.free:
+        buffer = self._acquire(planned.copy, layer)
+        if buffer is None:
             return DeviceError("no staging buffer is left: jobs that never ended hold them")
-        buffer = self._arena.acquire()
         try:
-            buffer.fill(self._cache, launch.plan, layer)
-            canary = launch.write(buffer, q)
+            buffer.fill(self._cache, planned.launch.plan, layer)
+            canary = planned.launch.write(buffer, q)
             buffer.sync_to_device()
             run = self._device.submit(AttentionJob.over(buffer), core)
         except DeviceError as error:
@@ -285,7 +271,7 @@ class StagedAttention:
             buffer.release()
             raise
         self.cores.started(core)
-        return _InFlight(launch, buffer, canary, core, run)
+        return _InFlight(planned, buffer, canary, core, run)
 
     def _result(self, done: _InFlight, out: NDArray[np.float32]) -> DeviceError | None:
         """Wait for a run and read its result; or why there is none. The run's buffer is let go."""
@@ -293,7 +279,7 @@ class StagedAttention:
             done.run.wait()
             done.buffer.sync_from_device()
             done.canary.check(done.buffer.out)
-            done.launch.read_out(done.buffer, out)
+            done.planned.launch.read_out(done.buffer, out)
         except DeviceError as error:
             self.cores.failed(done.core, error, ended=done.run.ended)
             return error.with_traceback(None)  # its frames hold views of the arena
@@ -309,6 +295,13 @@ class StagedAttention:
             raise error
         self.cores.on_host += 1
         self._host.attend_aside(launch.share, layer, q, out)
+
+    def _acquire(self, copy: ResidentCopy | None, layer: int) -> StagingBuffer | None:
+        """A buffer to fill: the one in which the launch's K and V stay staged, or any; None if there is none."""
+        buffer = None if copy is None else copy.acquire(layer)
+        if buffer is None and self._arena.free:
+            return self._arena.acquire()
+        return buffer
 
     def _let_go(self, done: _InFlight) -> None:
         """Free a run's buffer, if it is not the device's still."""
@@ -327,3 +320,12 @@ class StagedAttention:
         if self._closed:
             raise UsageError("this attention runtime is closed: make a new one")
         check_process(self._process)
+
+
+def _check_residency(device: AttentionDevice, resident_bytes: int) -> None:
+    if not device.reads_in_place:
+        raise UsageError(
+            f"{resident_bytes} bytes are asked for to keep sequences staged, but the {device.name} device copies "
+            "what it is given: that would save nothing, leave it at 0",
+            resident_bytes=resident_bytes,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
@@ -126,10 +127,11 @@ class StagingBuffer:
         target = ffi.from_buffer("uint8_t[]", self.memory, require_writable=True)
         copies = ffi.from_buffer("int64_t[]", plan.copies)
         tails = ffi.from_buffer("int64_t[]", plan.tails)
+        keys_place, values_place = _c_places(layout)
         with cache.pool.fence(plan.blocks):
             for start, shift, place in (
-                (layout.keys_offset, keys_shift, _c_place(layout.keys_place)),
-                (layout.values_offset, values_shift, _c_place(layout.values_place)),
+                (layout.keys_offset, keys_shift, keys_place),
+                (layout.values_offset, values_shift, values_place),
             ):
                 lib.rp_gather(source, shift, target + start, place, copies, len(plan.copies), _SEEN)
                 lib.rp_clear(target + start, place, tails, len(plan.tails), _HIDDEN)
@@ -219,6 +221,12 @@ class StagingBuffer:
                 asked=plan.layout.nbytes,
                 buffer_bytes=len(self.memory),
             )
+
+
+@functools.lru_cache(maxsize=256)  # more than the layouts of one model
+def _c_places(layout: StagingLayout) -> tuple[CData, CData]:
+    """Where a token of keys and one of values goes."""
+    return _c_place(layout.keys_place), _c_place(layout.values_place)
 
 
 def _c_place(place: Place) -> CData:

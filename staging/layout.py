@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -133,28 +134,28 @@ class StagingLayout:
         """Byte offset of keys, as the following are of the other operands."""
         return 0
 
-    @property
+    @cached_property
     def values_offset(self) -> int:  # noqa: D102 - see keys_offset
         return _aligned(self.heads * self.tokens * self.key_channels * FP16_BYTES)
 
-    @property
+    @cached_property
     def query_offset(self) -> int:  # noqa: D102 - see keys_offset
         return self.values_offset + _aligned(self.heads * self.tokens * self.head_dim * FP16_BYTES)
 
-    @property
+    @cached_property
     def mask_offset(self) -> int:  # noqa: D102 - see keys_offset
         return self.query_offset + _aligned(self.heads * self.rows * self.key_channels * FP16_BYTES)
 
-    @property
+    @cached_property
     def out_offset(self) -> int:  # noqa: D102 - see keys_offset
         return self.mask_offset + _aligned(self.batch * self.tokens * self.mask_rows * FP16_BYTES)
 
-    @property
+    @cached_property
     def out_bytes(self) -> int:
         """Bytes of out, up to the next cache line."""
         return _aligned(self.heads * self.rows * self.head_dim * FP16_BYTES)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all operands together."""
         return self.out_offset + self.out_bytes
