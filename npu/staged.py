@@ -130,7 +130,7 @@ class StagedAttention:
                 region.close()
             raise
         self.name = self._device.name
-        named = "-".join([self._device.numerics, *map(str, self._buckets.sizes)])
+        named = "-".join([self._device.numerics, *map(str, sizes.sizes)])
         self.numerics = named if host is None else f"{named}+{host.numerics}"
         self.cores = Cores(cores)
         if host is None or placement is None:

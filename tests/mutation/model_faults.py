@@ -60,7 +60,7 @@ DECODER = [
     *group(
         "npu/staged.py",
         "npu/test_numerics.py",
-        ("buckets are not in the id", ", *map(str, self._buckets.sizes)]", "]"),
+        ("buckets are not in the id", ", *map(str, sizes.sizes)]", "]"),
         ("the host is not in the id", 'named if host is None else f"{named}+{host.numerics}"', "named"),
     ),
     *group(
