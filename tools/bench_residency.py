@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .units import format_mib
+from npu.sizes import format_size
 
 if TYPE_CHECKING:
     from hostcache import PagedKVCache
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for sequences, tokens in SHAPES:
         result = measure(sequences, tokens, args.steps)
         print(
-            f"{sequences:9}  {tokens:6}  {format_mib(result.staged_bytes):>10}  {result.whole * 1e6:5.0f} us"
+            f"{sequences:9}  {tokens:6}  {format_size(result.staged_bytes):>10}  {result.whole * 1e6:5.0f} us"
             f"  {result.grown * 1e6:7.1f} us  {result.whole / result.grown:8.1f}"
         )
     return 0
