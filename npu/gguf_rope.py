@@ -21,6 +21,8 @@ __all__ = ["FACTORS", "read_rope"]
 FACTORS = "rope_freqs.weight"
 """The tensor that holds divisors of the frequencies, one for each pair."""
 
+_MOST_POSITIONS = 2**31  # they are int32
+
 # Variants of yarn that other families have; what stands here is what leaving the key out means.
 _USUAL_YARN = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0}
 
@@ -40,10 +42,10 @@ def read_rope(source: ModelSource, architecture: str, head_dim: int, context_len
     """
     keys = Keys(source.path, source.metadata)
     rope = _read_scaling(keys, f"{architecture}.rope", context_length, _read_factors(source, head_dim))
-    with np.errstate(over="ignore"):
-        frequencies = rope.frequencies(head_dim)
-    if not np.isfinite(frequencies).all():
-        keys.contradict(f"{architecture}.rope.freq_base", rope.theta, f"its frequencies overflow ({rope})")
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest_angles = rope.frequencies(head_dim) * _MOST_POSITIONS
+    if not np.isfinite(largest_angles).all() or rope.attention > float(np.finfo(np.float32).max):
+        keys.contradict(f"{architecture}.rope.freq_base", rope.theta, f"its angles overflow ({rope})")
     return rope
 
 

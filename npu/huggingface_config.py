@@ -140,8 +140,8 @@ class _RopeKeys:
         if not low < high:
             self.keys.contradict("high_freq_factor", high, f"low_freq_factor is {low}")
         factor, context = self.keys.number("factor"), self.original_context
-        factors = llama3_factors(self.theta, head_dim, factor=factor, low=low, high=high, original_context=context)
-        with np.errstate(over="ignore"):  # ModelConfig refuses factors that are not finite
+        with np.errstate(all="ignore"):  # ModelConfig refuses factors that are not finite
+            factors = llama3_factors(self.theta, head_dim, factor=factor, low=low, high=high, original_context=context)
             return factors.astype(np.float32)
 
     def _usual_attention(self, factor: float) -> float:

@@ -32,6 +32,7 @@ CORPUS: Mapping[str, tuple[Any, ...]] = {
         FolderCase("qwen3", [("generation_config.json", ("pipe",))]),
         FolderCase("llama", [("chat_template.jinja", ("folder",))]),
         FolderCase("llama", [("config.json", ("set", "vocab_size", "1048576"))]),
+        FolderCase("qwen2-shards", [("config.json", ("set", "rope_scaling", '{"type": "yarn", "factor": 5e-324}'))]),
         FolderCase("llama", [("tokenizer_config.json", ("set", "chat_template", r'"\udc00\ud800"'))]),
         FolderCase("llama", [("tokenizer.json", ("set", "pre_tokenizer", _SPLIT))]),
         FolderCase(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from npu.bpe import PRE_TOKENIZERS
 from tests.fuzz.raw_bytes import Change, change_bytes, changes_of_bytes
-from tests.fuzz.values import JSON_TEXTS
+from tests.fuzz.values import JSON_TEXTS, TEXTS
 
 __all__ = ["SEEDS", "FolderCase", "folder_cases"]
 
@@ -209,6 +209,15 @@ def _change_value(files: dict[str, Any], texts: list[str], name: str, change: Ch
             parent, place = _walk(content, path)
             if parent is not None:
                 parent[place] = _placeholder(texts, text)
+        case ("letters", path, at, letters):
+            parent, place = _walk(content, path)
+            if parent is not None and isinstance(parent[place], str):
+                old = parent[place]
+                parent[place] = old[: at % (len(old) + 1)] + letters + old[at % (len(old) + 1) :]
+        case ("rename", path, key):
+            parent, place = _walk(content, path)
+            if isinstance(parent, dict):
+                parent[key] = parent.pop(place)
         case ("drop", path):
             parent, place = _walk(content, path)
             if parent is not None:
@@ -218,14 +227,16 @@ def _change_value(files: dict[str, Any], texts: list[str], name: str, change: Ch
     return True
 
 
-def _walk(content: Any, path: list[int]) -> tuple[Any, Any]:
-    """Go down by numbers: a container and the key or the index of one of its children; None if there is no child."""
+def _walk(content: Any, path: Sequence[str | int]) -> tuple[Any, Any]:
+    """Go down by keys and by numbers: a container and the key or index of a child; None if there is no such child."""
     parent, place = None, None
-    for number in path:
-        if not isinstance(content, dict | list) or not content:
+    for step in path:
+        places = (
+            list(content) if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ()
+        )
+        if not places or (isinstance(step, str) and step not in places):
             break
-        parent = content
-        place = list(content)[number % len(content)] if isinstance(content, dict) else number % len(content)
+        parent, place = content, step if isinstance(step, str) else places[step % len(places)]
         content = content[place]
     return parent, place
 
@@ -242,7 +253,7 @@ def _to_bytes(content: Any, texts: list[str]) -> bytes:
     if isinstance(content, tuple):
         header, data = _to_bytes(content[0], texts), content[1]
         return len(header).to_bytes(8, "little") + header + bytes(data)
-    written = json.dumps(content, ensure_ascii=False)
+    written = json.dumps(content)
     for number, text in enumerate(texts):
         written = written.replace(f'"@{number}@"', text)
     return written.encode(errors="surrogatepass")
@@ -287,8 +298,20 @@ _SEED_NAMES = st.sampled_from(list(SEEDS))
 _FILE_NAMES = {seed: st.sampled_from(list(files)) for seed, files in SEEDS.items()}
 _KEYS = {name: st.sampled_from(keys) for name, keys in _KNOWN_KEYS.items()}
 _OF_FILES = st.tuples(st.sampled_from(["gone", "folder", "pipe", "loop"])) | changes_of_bytes()
-_KINDS = st.sampled_from(["set"] * 4 + ["put"] * 4 + ["drop", "file"])
-_PATHS = st.lists(st.integers(0, 300), min_size=1, max_size=5)
+_KINDS = st.sampled_from(["set"] * 4 + ["put"] * 4 + ["letters", "rename"] * 2 + ["drop", "file"])
+_INDICES, _TOP = st.integers(0, 300), st.just(())
+_STEPS = st.lists(_INDICES, min_size=1, max_size=5)
+_PLACES: dict[str, st.SearchStrategy[tuple[str, ...]]] = {
+    "tokenizer.json": st.sampled_from(
+        [
+            *((), ("model",), ("model", "vocab"), ("model", "merges"), ("added_tokens",)),
+            *(("normalizer",), ("pre_tokenizer",), ("post_processor",)),
+        ]
+    ),
+    "tokenizer_config.json": st.sampled_from([(), ("chat_template",)]),
+    "model.safetensors.index.json": st.sampled_from([(), ("weight_map",)]),
+}
+"""Where to begin in a file, so that its larger parts do not get all the changes."""
 
 
 @st.composite
@@ -303,11 +326,16 @@ def _change(draw: st.DrawFn, seed: str) -> tuple[str, Change]:
     kind = "file" if isinstance(SEEDS[seed][name], str) else draw(_KINDS)
     if kind == "file":
         return name, draw(_OF_FILES)
+    path = (*draw(_PLACES.get(name, _TOP)), *draw(_STEPS))
     if kind == "drop":
-        return name, (kind, draw(_PATHS))
+        return name, (kind, path)
+    if kind == "rename":
+        return name, (kind, path, draw(TEXTS))
+    if kind == "letters":
+        return name, (kind, path, draw(_INDICES), draw(TEXTS))
     if kind == "set" and name in _KEYS:
         return name, (kind, draw(_KEYS[name]), draw(JSON_TEXTS))
-    return name, ("put", draw(_PATHS), draw(JSON_TEXTS))
+    return name, ("put", path, draw(JSON_TEXTS))
 
 
 _COUNTS = st.sampled_from([1, 1, 1, 2, 3])

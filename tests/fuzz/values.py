@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 __all__ = ["FLOATS", "INTEGERS", "JSON_TEXTS", "TEXTS"]
 
-_ENDS = [(1 << bits) + near for bits in (0, 1, 7, 8, 15, 16, 31, 32, 53, 63, 64) for near in (-1, 0, 1)]
+_ENDS = [(1 << bits) + near for bits in (0, 1, 7, 8, 15, 16, 20, 31, 32, 53, 63, 64) for near in (-1, 0, 1)]
 
 INTEGERS = st.integers(-300, 300) | st.sampled_from([*_ENDS, *(-end for end in _ENDS), 10**400])
 """Small ones, the ends of machine integers and their neighbours, and one that no float holds."""

@@ -96,6 +96,17 @@ REFUSED: dict[str, tuple[dict[str, MetaValue], type[ModelError], str]] = {
         BadModelFile,
         "freq_base' is 1.0: yarn",
     ),
+    "yarn of no factor": (
+        {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 5e-324},  # infinity, of which none is taken
+        BadModelFile,
+        "freq_base' is 10000.0.*overflow",
+    ),
+    "angles overflow": ({"llama.rope.scaling.factor": 1e-300}, BadModelFile, "freq_base' is 10000.0.*overflow"),
+    "attention overflows": (
+        {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 1e39},  # beyond float32
+        BadModelFile,
+        "freq_base' is 10000.0.*overflow",
+    ),
     "frequencies overflow": ({"llama.rope.scaling.factor": 5e-324}, BadModelFile, "freq_base' is 10000.0.*overflow"),
     "negative factor": ({"llama.rope.scaling.factor": -2.0}, BadModelFile, "scaling.factor' is -2.0"),
     "sliding window": ({"llama.attention.sliding_window": 511}, UnsupportedModel, "sliding window of 511"),
