@@ -24,12 +24,14 @@ class Cores:
         count: cores of the device.
 
     Attributes:
+        count: as given.
         launches: jobs that ended well.
         failures: jobs that failed, or whose result was not fresh.
         on_host: launches that the host computed in place of the device.
     """
 
     def __init__(self, count: int) -> None:
+        self.count = count
         self.launches = self.failures = self.on_host = 0
         self._in_flight = [0] * count
         self._in_a_row = [0] * count

@@ -84,6 +84,7 @@ class StagedAttention:
         cores: what happened on each core.
         log: what went where, and why.
         residency: the copies that stay staged; None without memory for them.
+        launches: cuts steps into launches.
 
     Raises:
         UsageError: heads, buckets, cores or the cache's element size cannot be used, or the device would copy what
@@ -117,7 +118,7 @@ class StagedAttention:
         region = take(nbytes + resident_bytes)
         try:
             self._device = open_device(region.buffer)
-            launches = LaunchPlanner(
+            self.launches = LaunchPlanner(
                 cache.geometry, cache.blocks, heads, sizes, batches=batches, tiled=self._device.tiled
             )
             self._arena = StagingArena(region, cores * BUFFERS_PER_CORE, self._device, spare=resident_bytes)
@@ -135,13 +136,18 @@ class StagedAttention:
         self.cores = Cores(cores)
         if host is None or placement is None:
             placement = Everything()
-        self._planner = StepPlanner(launches, sizes, placement, self.residency, host=host is not None)
+        self._planner = StepPlanner(self.launches, sizes, placement, self.residency, host=host is not None)
         self.log = self._planner.log
         self._host = None if host is None else HostShare(host)
         self._step: PlannedStep | None = None
         self._stuck: list[_InFlight] = []  # runs that did not end in time, with buffers that are still the device's
         self._closed = False
         self._process = os.getpid()
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the longest context that the device attends."""
+        return self._planner.capacity
 
     @property
     def staging_bytes(self) -> int:

@@ -57,6 +57,7 @@ class StepPlanner:
 
     Attributes:
         log: what went where, and why.
+        capacity: tokens of the longest context that a bucket holds.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class StepPlanner:
     ) -> None:
         self.log = PlacementLog()
         self._launches = launches
-        self._capacity = capacity(buckets.largest)
+        self.capacity = capacity(buckets.largest)
         self._placement = placement
         self._residency = residency
         self._host = host
@@ -84,18 +85,18 @@ class StepPlanner:
         Raises:
             NoBucket: a sequence is longer than the largest bucket holds and there is no host.
         """
-        fits = batch.context_lens <= self._capacity
+        fits = batch.context_lens <= self.capacity
         beyond = np.flatnonzero(~fits)
         if len(beyond) and not self._host:
             longest = int(batch.context_lens.max())
             raise NoBucket(
-                f"a context of {longest} tokens is longer than the {self._capacity} that the largest bucket holds: "
+                f"a context of {longest} tokens is longer than the {self.capacity} that the largest bucket holds: "
                 "add a bucket, or give a host runtime",
                 tokens=longest,
-                largest=self._capacity,
+                largest=self.capacity,
             )
         for _ in beyond:
-            self.log.add(Placed("beyond", 0, device=False), f"longer than {self._capacity} tokens")
+            self.log.add(Placed("beyond", 0, device=False), f"longer than {self.capacity} tokens")
         cuts = [self._weighed(cut) for cut in self._launches.cut(batch, np.flatnonzero(fits))]
         on_device = self._placement.on_device(cuts)
         for cut, device in zip(cuts, on_device, strict=True):

@@ -32,6 +32,7 @@ from .mapped_file import MappedFile, file_identity
 from .onnx_graph import WEIGHTS_FILE
 from .source import ModelSource
 from .weights import Activations, WeightsPlan
+from .whole_file import replace_file
 
 __all__ = ["FORM_VERSION", "default_cache_dir", "make_private", "model_digest", "weights_folder"]
 
@@ -192,7 +193,7 @@ def _file_digest(model: MappedFile, cache_dir: Path) -> str:
         digest = _hash(file, model.size).hex()
     with contextlib.suppress(OSError):
         make_private(note.parent)
-        _replace(note, json.dumps({**known, "sha256": digest}).encode())
+        replace_file(note, json.dumps({**known, "sha256": digest}).encode())
     return digest
 
 
@@ -216,18 +217,6 @@ def _hash(file: io.BufferedIOBase, nbytes: int) -> bytes:
         digest.update(buffer[:got])
         nbytes -= got
     return digest.digest()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a small file so that readers see the old content or the new, never half of it."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
 
 
 def _sync_folder(folder: Path) -> None:

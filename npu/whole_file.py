@@ -6,13 +6,14 @@ import contextlib
 import errno
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from hostcache.errors import UsageError
 
-__all__ = ["whole_file"]
+__all__ = ["replace_file", "whole_file"]
 
 _NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)  # open(2): old kernels, some systems
 
@@ -61,3 +62,19 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[int]:
         for open_fd in (fd, folder):
             if open_fd >= 0:
                 os.close(open_fd)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a small file, mode 0600, so that readers see the old content or the new, never half of it.
+
+    Raises:
+        OSError: the folder cannot be written, or the file system is full.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

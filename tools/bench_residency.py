@@ -43,22 +43,13 @@ class Result:
     staged_bytes: int
 
 
-class _Coherent:
-    """Device memory that needs no syncing."""
-
-    def sync_to_device(self, offset: int, nbytes: int) -> None:
-        """Nothing to do."""
-
-    def sync_from_device(self, offset: int, nbytes: int) -> None:
-        """Nothing to do."""
-
-
 def measure(sequences: int, tokens: int, steps: int, kv_heads: int = 2, head_dim: int = 128) -> Result:
     """Stage `steps` steps of `sequences` that begin with `tokens` tokens and grow by one in each, both ways."""
     import numpy as np
 
     from hostcache import KVGeometry, PagedKVCache, Region
     from staging import Buckets, GatherPlan, Residency, StagingArena, StagingLayout
+    from staging.coherent import CoherentMemory
 
     geometry = KVGeometry(LAYERS, kv_heads, head_dim)
     bucket = Buckets().fit(tokens + steps + 1)
@@ -69,7 +60,7 @@ def measure(sequences: int, tokens: int, steps: int, kv_heads: int = 2, head_dim
     for position in range(tokens):  # in turn, as sequences that grow together get their blocks
         for table in tables:
             table.append(position < tokens)
-    device = _Coherent()
+    device = CoherentMemory()
     arena = StagingArena(Region.anonymous(StagingArena.bytes_for(1, layout.nbytes)), 1, device)
     staged = Region.anonymous(LAYERS * StagingArena.bytes_for(1, layout.nbytes))
     residency = Residency(cache, staged.buffer, 0, device, own_tokens=1)

@@ -282,7 +282,7 @@ DEVICE = [
         ("a prompt's tiles are weighed as if they stayed staged", "or layout.mask_rows or not", "or not"),
         ("a prompt's tiles are kept staged", "if self._residency is None or cut.layout.mask_rows:", "if self._residency is None:"),
         ("copies are never free again", "            self._residency.begin_step()\n", "            pass\n"),
-        ("a context that fills the largest bucket counts as beyond it", "batch.context_lens <= self._capacity", "batch.context_lens < self._capacity"),
+        ("a context that fills the largest bucket counts as beyond it", "batch.context_lens <= self.capacity", "batch.context_lens < self.capacity"),
         ("the host forgets what is beyond the largest bucket", "Share.joined([Share.of(batch, beyond), *shares])", "Share.joined([Share.of(batch, beyond[:0]), *shares])"),
     ),
     *group(
@@ -303,6 +303,29 @@ DEVICE = [
         "npu/test_cost_model.py",
         ("gathering costs nothing", "return gather + (self", "return (self"),
         ("more cores are counted than there are", "min(self.cores, launches)", "launches"),
+    ),
+    *group(
+        "npu/cost_fit.py",
+        "npu/test_cost_fit.py",
+        ("a launch counts its bytes twice", "smallest.seconds - smallest.work.staged_bytes / device_bytes", "smallest.seconds"),
+        ("a launch may be worth nothing", ", smallest.seconds / 2)", ", 0)"),
+        ("the device is blamed for the gathering", "_without(timing, timing.work.gathered_bytes / gather)", "timing"),
+        ("a tile's arithmetic pays for the launch", "timing.work.gathered_bytes / gather + launch)", "timing.work.gathered_bytes / gather)"),
+        ("what is constant counts as growth", "amount(timing.work) - amount(smallest.work), timing.seconds - smallest.seconds", "amount(timing.work), timing.seconds"),
+    ),
+    *group(
+        "npu/cost_measure.py",
+        "npu/test_cost_measure.py",
+        ("the run that sets things up counts", "    run(0)\n", ""),
+        ("a launch that the host computed is taken for the device's", "if staged.cores.failures:", "if False:"),
+    ),
+    *group(
+        "npu/calibration.py",
+        "npu/test_calibration.py",
+        ("figures of another machine are trusted", "if calibration.key != key:", "if False:"),
+        ("figures of another format are trusted", "if calibration.format != _FORMAT:", "if False:"),
+        ("what is no file is opened", "if path.exists() and not path.is_file():", "if False:"),
+        ("half a file makes an error of the run", "(OSError, ValueError, RecursionError)", "OSError"),
     ),
     *group(
         "npu/host_share.py",

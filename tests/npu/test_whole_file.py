@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hostcache.errors import UsageError
-from npu.whole_file import whole_file
+from npu.whole_file import replace_file, whole_file
 
 
 @pytest.fixture(params=["unnamed", "hidden"])
@@ -77,3 +77,22 @@ def test_no_descriptor_is_left_open(folder: Path) -> None:
     with pytest.raises(UsageError), whole_file(folder / "model"):
         pytest.fail("it was opened")
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_small_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "note"
+    path.write_bytes(b"the longer content of before")
+    with path.open("rb") as reader:
+        replace_file(path, b"new")
+        assert reader.read() == b"the longer content of before"
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["note"]
+
+
+def test_a_replacement_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_file(path, b"new")
+    assert os.listdir(tmp_path) == ["folder"]
