@@ -106,10 +106,10 @@ class AttentionGraph:
             q: `[heads, rows, channels]`.
             k: `[heads, tokens, channels]`.
             v: `[heads, tokens, head_dim]`.
-            mask: `[1, tokens, rows]`; None where K carries it.
+            mask: `[1, rows, tokens]`; None where K carries it.
         """
         operands = [operand.swapaxes(1, 2)[:, :, np.newaxis] for operand in (q, k, v)]
-        return operands if mask is None else [*operands, mask[:, :, np.newaxis]]
+        return operands if mask is None else [*operands, mask.swapaxes(1, 2)[:, :, np.newaxis]]
 
     def onnx(self) -> bytes:
         """The graph, serialised; the same bytes each time.

@@ -61,7 +61,7 @@ class Canary:
         values[:, -1] = self.nonce.reshape(values.shape[2:])
         buffer.query[:, -1] = 0
         if layout.mask_rows:
-            buffer.mask[:, :, -1] = MASKED
+            buffer.mask[:, -1] = MASKED
             buffer.mask[:, -1, -1] = 0  # hidden from all other rows already: it lies behind every context
         else:
             keys[:, -1, -1, 0] = MASKED

@@ -78,8 +78,8 @@ def check_content(
         raise StagingError(f"the mask holds {value}, it may hold 0 and {MASKED} only", value=value)
     _check_query(layout, query)
     _check_canary(layout, by_token, visible)
-    shown = visible[:, :-CANARY_TOKENS, : -1 if layout.mask_rows else None]
-    blind = np.argwhere(~shown.any(axis=1))
+    shown = visible[:, : -1 if layout.mask_rows else None, :-CANARY_TOKENS]
+    blind = np.argwhere(~shown.any(axis=2))
     if len(blind):
         sequence, row = blind[0].tolist()
         raise StagingError(
@@ -87,7 +87,7 @@ def check_content(
             sequence=sequence,
             row=row,
         )
-    lengths = shown.shape[1] - shown.any(axis=2)[:, ::-1].argmax(axis=1)
+    lengths = shown.shape[2] - shown.any(axis=1)[:, ::-1].argmax(axis=1)
     for name, operand in by_token.items():
         own = operand[:, :-CANARY_TOKENS, : layout.head_dim // operand.shape[-1]]  # without marks
         by_sequence = own.reshape(layout.batch, layout.kv_heads, *own.shape[1:])
@@ -102,7 +102,7 @@ def check_content(
 
 
 def _marks(layout: StagingLayout, keys: NDArray[np.float16]) -> NDArray[np.uint16]:
-    """The mask that K carries, uint16 `[batch, tokens, 1]`.
+    """The mask that K carries, uint16 `[batch, 1, tokens]`.
 
     Raises:
         StagingError: heads of a sequence differ, or a channel that has no meaning is not zero.
@@ -113,7 +113,7 @@ def _marks(layout: StagingLayout, keys: NDArray[np.float16]) -> NDArray[np.uint1
     by_sequence = marks[..., 0].reshape(layout.batch, layout.kv_heads, layout.tokens)
     if unused.any() or (by_sequence != by_sequence[:, :1]).any():
         raise StagingError("K's mark channels differ between the heads of a sequence, or hold more than a mask")
-    return by_sequence[:, 0, :, np.newaxis]
+    return by_sequence[:, :1]
 
 
 def _check_query(layout: StagingLayout, query: NDArray[np.float16]) -> None:
@@ -133,7 +133,7 @@ def _check_canary(layout: StagingLayout, by_token: dict[str, NDArray[np.float16]
     if layout.mask_rows:
         apart = visible[:, -1, -1].all() and not visible[:, :-1, -1].any() and not visible[:, -1, :-1].any()
     else:
-        apart = not visible[:, -1].any() and bool((score == CANARY_SCORE).all())
+        apart = not visible[..., -1].any() and bool((score == CANARY_SCORE).all())
     if not (apart and (np.abs(nonce) == 1).all()):
         raise StagingError(
             "the last token is not a canary that the last row alone sees: a stale result could not be told from a "

@@ -71,7 +71,7 @@ def attention(
         query: fp16 `[batch * kv_heads, rows, key_channels]`, scaled.
         keys: fp16 `[batch * kv_heads, tokens, key_channels]`.
         values: fp16 `[batch * kv_heads, tokens, head_dim]`.
-        mask: fp16 `[batch, tokens, 1 or rows]`, added to the scores; None adds nothing.
+        mask: fp16 `[batch, 1 or rows, tokens]`, added to the scores; None adds nothing.
         rounding: where to round.
 
     Returns:
@@ -83,7 +83,7 @@ def attention(
         _round(scores, by_op)
         if mask is not None:
             by_sequence = scores.reshape(len(mask), -1, *scores.shape[1:])  # a view
-            by_sequence += widen(mask).transpose(0, 2, 1)[:, np.newaxis]
+            by_sequence += widen(mask)[:, np.newaxis]
             _round(scores, by_op)
         scores -= scores.max(axis=2, keepdims=True)
         _round(scores, by_op)

@@ -102,10 +102,9 @@ class Launch:
         seen = self.lengths[:, np.newaxis] - tile + 1 + token  # [batch, mask_rows]: tokens the row sees
         everyone = int(seen.min())
         position = np.arange(everyone, layout.tokens)
-        hidden = position[:, np.newaxis] >= seen[:, np.newaxis]
         mask = buffer.mask
-        mask[:, :everyone] = 0
-        mask[:, everyone:] = np.where(hidden, MASKED, np.float16(0))
+        mask[..., :everyone] = 0
+        mask[..., everyone:] = np.where(position >= seen[..., np.newaxis], MASKED, np.float16(0))
 
 
 class _Part(NamedTuple):

@@ -72,7 +72,7 @@ class Simulator:
             q: fp16 `[heads, rows, channels]`, scaled.
             k: fp16 `[heads, tokens, channels]`.
             v: fp16 `[heads, tokens, head_dim]`.
-            mask: fp16 `[1, tokens, rows]`; None for `decode`, whose K carries it.
+            mask: fp16 `[1, rows, tokens]`; None for `decode`, whose K carries it.
 
         Returns:
             float32 `[heads, rows, head_dim]`, rounded to fp16 by the simulator; the caller's own.

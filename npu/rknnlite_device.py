@@ -201,7 +201,7 @@ def _run(context: LiteContext, job: AttentionJob) -> None:
     """In the core's thread."""
     inputs = [operand[:, np.newaxis] for operand in (job.query, job.keys, job.values)]
     if job.mask.size:
-        inputs.append(job.mask.swapaxes(1, 2)[:, np.newaxis])  # its channels are the tokens
+        inputs.append(job.mask[:, np.newaxis])  # its channels are the tokens
     heads, rows, head_dim = job.out.shape
     result = context.run(inputs, (heads, head_dim, 1, rows))
     with np.errstate(over="ignore", invalid="ignore"):  # whatever it is, the canary judges

@@ -56,7 +56,7 @@ class StagingLayout:
         keys    [batch * kv_heads, tokens, key_channels]
         values  [batch * kv_heads, tokens, head_dim]
         query   [batch * kv_heads, rows,   key_channels]
-        mask    [batch,            tokens, mask_rows]
+        mask    [batch,            mask_rows, tokens]
         out     [batch * kv_heads, rows,   head_dim]
 
     Everything that one job reads or writes is one range of memory, so one sync each way serves it.
@@ -121,8 +121,8 @@ class StagingLayout:
 
     @property
     def mask_shape(self) -> tuple[int, int, int]:
-        """Shape of the additive mask."""
-        return self.batch, self.tokens, self.mask_rows
+        """Shape of the additive mask: the channels of the compiled graph's mask are the tokens."""
+        return self.batch, self.mask_rows, self.tokens
 
     @property
     def out_shape(self) -> tuple[int, int, int]:

@@ -53,7 +53,7 @@ def random_case(
     v[:, -1] = nonce
     want = np.zeros((heads, rows, d))
     want[:, -1] = nonce
-    mask = np.full((1, tokens, rows), -1e4, np.float16) if graph.masked else None
+    mask = np.full((1, rows, tokens), -1e4, np.float16) if graph.masked else None
     if mask is None:
         q[:, :-1, d] = 1  # the mask in K counts
         q[:, -1, d + 1] = 1  # the canary asks for its own token
@@ -70,7 +70,7 @@ def random_case(
         for row in range(rows - 1):
             seen = length - tile + 1 + min(row // graph.group, tile - 1)
             if mask is not None:
-                mask[0, :seen, row] = 0
+                mask[0, row, :seen] = 0
             if row < used:
                 want[own, row] = exact(q[own, row, :d], k[own, :seen, :d], v[own, :seen])
     return Case(q, k, v, mask, used, want)

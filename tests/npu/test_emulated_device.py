@@ -60,8 +60,8 @@ class Bench:
         buffer.query[:, :, head_dim : head_dim + 1] = 1
         if mask_rows:
             for sequence, length in enumerate(LENGTHS):
-                buffer.mask[sequence, :length] = 0
-                buffer.mask[sequence, length:] = MASKED
+                buffer.mask[sequence, :, :length] = 0
+                buffer.mask[sequence, :, length:] = MASKED
         self.canary = Canary(head_dim)
         self.canary.write(buffer)
         return buffer
@@ -243,7 +243,7 @@ def test_any_byte_in_a_tail_is_refused(bench: Bench, bits: int, operand: str, se
 def hide(bench: Bench, buffer: StagingBuffer, sequence: int, token: int | slice, value: float) -> None:
     """Set the mask of some tokens of a sequence, for every row but the canary's."""
     if bench.masked_by == "operand":
-        buffer.mask[sequence, token, :-1] = value
+        buffer.mask[sequence, :-1, token] = value
     else:
         heads = slice(sequence * GEOMETRY.kv_heads, (sequence + 1) * GEOMETRY.kv_heads)
         buffer.keys[heads, token, GEOMETRY.head_dim] = value
@@ -297,7 +297,7 @@ def test_a_job_whose_staleness_could_not_be_seen_is_refused(bench: Bench, spoil:
     elif spoil == "not seen by its row" and by_operand:
         buffer.mask[0, -1, -1] = MASKED
     elif spoil == "sees others" and by_operand:
-        buffer.mask[0, 3, -1] = 0
+        buffer.mask[0, -1, 3] = 0
     else:
         buffer.keys[1, -1, GEOMETRY.head_dim + 1] = 0  # scores no more than any token
     buffer.sync_to_device()
@@ -453,7 +453,7 @@ class Case(NamedTuple):
         def column(numbers: list[float]) -> NDArray[np.float16]:
             return np.array(numbers, np.float16).reshape(1, -1, 1)
 
-        mask = column(self.mask or [0] * len(self.keys))
+        mask = column(self.mask or [0] * len(self.keys)).swapaxes(1, 2)
         return float(attention(column([self.q]), column(self.keys), column(self.values), mask, rounding)[0, 0, 0])
 
 
@@ -504,8 +504,8 @@ def test_a_sequences_result_does_not_depend_on_its_neighbours(seed: int, roundin
 
     batch, heads, rows, tokens, head_dim = 3, 2, 4, 16, 8
     q, k, v = noise(batch * heads, rows, head_dim), noise(batch * heads, tokens, head_dim), noise(6, tokens, head_dim)
-    mask = np.where(rng.random((batch, tokens, rows)) < 0.5, MASKED, np.float16(0))
-    mask[:, 0] = 0
+    mask = np.where(rng.random((batch, rows, tokens)) < 0.5, MASKED, np.float16(0))
+    mask[:, :, 0] = 0
     together = attention(q, k, v, mask, rounding)
     for i in range(batch):
         own = slice(i * heads, (i + 1) * heads)

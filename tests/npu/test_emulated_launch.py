@@ -79,10 +79,10 @@ def test_every_row_sees_up_to_its_own_token_and_padding_as_much_as_the_last(leng
     buffer = filled(launch)
     launch.write(buffer, np.zeros((rows, 6, 16), np.float32))
     mask = buffer.mask[0]
-    for row in range(mask.shape[1] - 1):
+    for row in range(len(mask) - 1):
         last = length - rows + min(row // GROUP, rows - 1)
-        assert mask[:, row].tolist() == [0.0] * (last + 1) + [-1e4] * (len(mask) - last - 1)
-    assert mask[:, -1].tolist() == [-1e4] * (len(mask) - 1) + [0.0]  # the canary's row
+        assert mask[row].tolist() == [0.0] * (last + 1) + [-1e4] * (mask.shape[1] - last - 1)
+    assert mask[-1].tolist() == [-1e4] * (mask.shape[1] - 1) + [0.0]  # the canary's row
 
 
 def test_a_single_rows_mask_is_in_the_keys() -> None:

@@ -21,7 +21,7 @@ def test_offsets_of_a_launch_worked_out_by_hand() -> None:
     layout = StagingLayout(batch=2, kv_heads=3, tokens=64, rows=4, head_dim=8, mask_rows=4)
     assert layout.keys_shape == layout.values_shape == (6, 64, 8)
     assert layout.query_shape == layout.out_shape == (6, 4, 8)
-    assert layout.mask_shape == (2, 64, 4)
+    assert layout.mask_shape == (2, 4, 64)
     assert layout.values_offset == 6144
     assert layout.query_offset == 12288
     assert layout.mask_offset == 12672
@@ -36,7 +36,7 @@ def test_keys_and_query_are_a_tile_wider_where_keys_carry_the_mask() -> None:
     assert layout.values_shape == (6, 64, 8)
     assert layout.query_shape == (6, 4, 16)
     assert layout.out_shape == (6, 4, 8)
-    assert layout.mask_shape == (2, 64, 0)
+    assert layout.mask_shape == (2, 0, 64)
     assert layout.mask_offset == layout.out_offset == 12288 + 6144 + 768
     assert layout.nbytes == 12288 + 6144 + 768 + 384
 
