@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hostcache.errors import RockpageError
+from hostcache.errors import BadModelFile, RockpageError
 
 __all__ = ["MIB", "Broken", "Spent", "bounded", "refusals", "stray_errors"]
 
@@ -22,12 +22,19 @@ class Broken(AssertionError):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Let refusals end the block; every other exception is passed on, and so is a refusal that says nothing."""
+    """Let refusals end the block; every other exception is passed on.
+
+    Raises:
+        Broken: a refusal says nothing, or came of memory that ran out: whoever takes so much does not know the bound.
+    """
     try:
         yield
     except RockpageError as refusal:
         if not str(refusal).strip():
             raise Broken(f"{type(refusal).__name__} says nothing") from refusal
+        # What Python's parser calls a lack of memory is a lack of depth.
+        if isinstance(refusal.__cause__, MemoryError) and not isinstance(refusal, BadModelFile):
+            raise Broken(f"{type(refusal).__name__} hides a MemoryError") from refusal
 
 
 @dataclass

@@ -17,6 +17,8 @@ def test_refusals_end_a_block_and_nothing_else_does() -> None:
         raise KeyError("k")
     with pytest.raises(Broken, match="UsageError says nothing"), refusals():
         raise UsageError(" ")
+    with pytest.raises(Broken, match="UsageError hides a MemoryError"), refusals():
+        raise UsageError("no") from MemoryError()
 
 
 def test_time_is_measured_and_bounded() -> None:
