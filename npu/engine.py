@@ -22,7 +22,7 @@ from .chat import ChatTemplate, encode_chat, turn_ends
 from .decoder import Decoder, DenseModel
 from .fp16 import Rounding
 from .interrupts import deliver_signals, held_signals
-from .runtimes import open_runtime
+from .runtimes import PlacementName, open_runtime
 from .sampler import SamplingParams
 from .score import Score, score_ids
 from .source import open_model
@@ -96,6 +96,8 @@ class Engine:
         activations: Literal["int8", "fp32"] = "int8",
         rounding: Rounding = "output",
         graphs: Path | str | None = None,
+        placement: PlacementName | None = None,
+        resident_bytes: int = 0,
         context_length: int | None = None,
         max_rows: int = 256,
         max_sequences: int = 64,
@@ -112,6 +114,8 @@ class Engine:
             activations: `"int8"` is fast, `"fp32"` exact.
             rounding: where the emulated NPU rounds to fp16.
             graphs: the model's attention graphs, for the `rknnlite` runtime: what `rockpage export attention` wrote.
+            placement: what a staged runtime's device attends, see `npu.runtimes.PlacementName`.
+            resident_bytes: memory in which decoding sequences stay staged from step to step, beside the pool.
             context_length: most tokens a sequence may hold; None: what the model was trained for.
             max_rows: most tokens computed in one step.
             max_sequences: most sequences that run at once.
@@ -150,6 +154,9 @@ class Engine:
                 threads=threads,
                 rounding=rounding,
                 graphs=None if graphs is None else Path(graphs),
+                placement=placement,
+                resident_bytes=resident_bytes,
+                cache_dir=cache_dir,
             )
         except BaseException:
             cache.close()

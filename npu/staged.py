@@ -81,6 +81,7 @@ class StagedAttention:
         name: the device's.
         numerics: the device's, and the host's, which may attend any launch.
         cores: what happened on each core.
+        placement: says what the device gets; without a host runtime, everything.
         log: what went where, and why.
         residency: the copies that stay staged; None without memory for them.
         launches: cuts steps into launches.
@@ -132,9 +133,8 @@ class StagedAttention:
         self.name = self._device.name
         self.numerics = self._device.numerics if host is None else f"{self._device.numerics}+{host.numerics}"
         self.cores = Cores(cores)
-        if host is None or placement is None:
-            placement = Everything()
-        self._planner = StepPlanner(self.launches, sizes, placement, self.residency, host=host is not None)
+        self.placement: Placement = Everything() if host is None or placement is None else placement
+        self._planner = StepPlanner(self.launches, sizes, self.placement, self.residency, host=host is not None)
         self.log = self._planner.log
         self._host = None if host is None else HostShare(host)
         self._step: PlannedStep | None = None

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from npu.sampler import SamplingParams
     from npu.structured import Structure
 
-__all__ = ["add_engine_options", "add_model_option", "add_sampling_options", "model_path", "open_engine", "sampling"]
+__all__ = [
+    "add_engine_options",
+    "add_model_option",
+    "add_sampling_options",
+    "add_threads_option",
+    "model_path",
+    "open_engine",
+    "sampling",
+]
 
 MOST_THREADS = 4
 """Threads by default: RK3588 has four fast cores; the slow ones only hold them up."""
@@ -37,10 +45,24 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "cpu", "emulated", "simulator", "rknnlite"),
         default="auto",
         help="attention straight through the block table (cpu), or staged: on the emulated NPU, the vendor's"
-        " simulator, or a board's NPU (rknnlite) (default: %(default)s)",
+        " simulator, or a board's NPU (rknnlite). auto is rknnlite where there is one and --graphs are given, else"
+        " cpu (default: %(default)s)",
     )
     group.add_argument(
         "--graphs", metavar="DIR", help="for rknnlite: the model's graphs, from rockpage export attention --out DIR"
+    )
+    group.add_argument(
+        "--placement",
+        choices=("device", "cost"),
+        help="staged attention runs on the NPU as far as contexts fit (device), or where it costs less (cost), see"
+        " rockpage calibrate (default: cost with auto, else device)",
+    )
+    group.add_argument(
+        "--resident",
+        type=parse_size,
+        default=0,
+        metavar="SIZE",
+        help="memory in which decoding sequences stay staged; for NPUs that read it in place (default: none)",
     )
     group.add_argument(
         "--emulate-rounding",
@@ -57,13 +79,18 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pool", type=parse_size, default="192MiB", metavar="SIZE", help="memory for KV (default: %(default)s)"
     )
-    group.add_argument("--threads", type=int, default=default_threads(), metavar="N", help="(default: %(default)s)")
+    add_threads_option(group)
     group.add_argument(
         "--context", type=int, metavar="TOKENS", help="most tokens of a sequence (default: the model's limit)"
     )
     group.add_argument(
         "--prefill-chunk", type=int, default=64, metavar="TOKENS", help="prompt tokens a step (default: %(default)s)"
     )
+
+
+def add_threads_option(parser: argparse._ActionsContainer) -> None:
+    """Add how many threads compute on the CPU."""
+    parser.add_argument("--threads", type=int, default=default_threads(), metavar="N", help="(default: %(default)s)")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -130,6 +157,8 @@ def open_engine(args: argparse.Namespace) -> Engine:
         runtime=args.runtime,
         rounding=args.emulate_rounding,
         graphs=args.graphs,
+        placement=args.placement,
+        resident_bytes=args.resident,
         activations=args.activations,
         pool_bytes=args.pool,
         threads=args.threads,
