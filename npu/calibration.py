@@ -15,8 +15,10 @@ import json
 import logging
 import platform
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from hostcache.geometry import KVGeometry
 
 from .cost_model import PUBLISHED, CostModel
 from .json_data import from_json
@@ -52,6 +54,11 @@ class CalibrationKey:
     kv_heads: int
     heads: int
     head_dim: int
+
+    @classmethod
+    def here(cls, runtime: str, geometry: KVGeometry, heads: int, threads: int) -> CalibrationKey:
+        """For this machine, and a model with so many query heads."""
+        return cls(describe_machine(), runtime, threads, geometry.kv_heads, heads, geometry.head_dim)
 
     def path(self, cache_dir: Path) -> Path:
         """The file in a cache folder."""
@@ -101,8 +108,15 @@ def save_cost_model(key: CalibrationKey, model: CostModel, cache_dir: Path) -> P
     return path
 
 
-def load_cost_model(key: CalibrationKey, cache_dir: Path) -> CostModel:
-    """The model that was measured for `key`, or the published one if there is none that can be used."""
+def load_cost_model(key: CalibrationKey, cache_dir: Path, cores: int) -> CostModel:
+    """The model that was measured for `key`, or the published one if there is none that can be used.
+
+    Args:
+        key: what it must hold for.
+        cache_dir: where it may be.
+        cores: of the device, of which the published model knows nothing.
+    """
+    published = replace(PUBLISHED, cores=cores)
     path = key.path(cache_dir)
     try:
         if path.exists() and not path.is_file():
@@ -115,8 +129,8 @@ def load_cost_model(key: CalibrationKey, cache_dir: Path) -> CostModel:
         if calibration.key != key:
             raise ValueError(f"it is for {calibration.key}, not for {key}")
     except FileNotFoundError:
-        return PUBLISHED
+        return published
     except (OSError, ValueError, RecursionError) as error:
         _log.warning("%s cannot be used (%s): run rockpage calibrate again, or remove it", path, error)
-        return PUBLISHED
+        return published
     return calibration.model

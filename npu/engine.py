@@ -23,7 +23,7 @@ from .interrupts import held_signals
 from .model import ModelConfig
 from .model_memory import require_memory
 from .model_runner import ModelRunner
-from .runtimes import open_runtime
+from .runtimes import PlacementName, open_runtime
 from .sampler import SamplingParams
 from .score import Score, score_ids
 from .source import open_model
@@ -101,6 +101,8 @@ class Engine:
         activations: Literal["int8", "fp32"] = "int8",
         rounding: Rounding = "output",
         graphs: str | os.PathLike[str] | None = None,
+        placement: PlacementName | None = None,
+        resident_bytes: int = 0,
         context_length: int | None = None,
         max_rows: int = 256,
         max_sequences: int = 64,
@@ -117,6 +119,8 @@ class Engine:
             activations: `"int8"` is fast, `"fp32"` exact.
             rounding: where the emulated NPU rounds to fp16.
             graphs: the model's attention graphs, for the `rknnlite` runtime: what `rockpage export attention` wrote.
+            placement: what a staged runtime's device attends, see `npu.runtimes.PlacementName`.
+            resident_bytes: memory in which decoding sequences stay staged from step to step, beside the pool.
             context_length: most tokens a sequence may hold; None: what the model was trained for.
             max_rows: most tokens computed in one step.
             max_sequences: most sequences that run at once.
@@ -151,6 +155,9 @@ class Engine:
                 threads=threads,
                 rounding=rounding,
                 graphs=graphs,
+                placement=placement,
+                resident_bytes=resident_bytes,
+                cache_dir=cache_dir,
             )
         except BaseException:
             cache.close()

@@ -11,27 +11,37 @@ from hostcache.errors import UsageError
 from staging import DEFAULT_BUCKETS
 
 from .attention import AttentionRuntime
+from .board import Npu
+from .calibration import CalibrationKey, load_cost_model
+from .cost_model import PUBLISHED
 from .cpu import CpuAttention
 from .device import AttentionDevice
 from .discovery import discover
 from .emulated import EmulatedAttention
 from .fp16 import Rounding
 from .launch import BATCHES
+from .placement import ByCost, Placement
 from .rknnlite_device import CORES, RknnLiteDevice
 from .simulator_device import SimulatorDevice
 from .staged import StagedAttention
+from .weights_cache import default_cache_dir
 
 if TYPE_CHECKING:
     from hostcache.cache import PagedKVCache
+    from hostcache.geometry import KVGeometry
 
-__all__ = ["RuntimeName", "open_runtime"]
+__all__ = ["PlacementName", "RuntimeName", "open_runtime"]
 
 RuntimeName = Literal["auto", "cpu", "emulated", "simulator", "rknnlite"]
 """`cpu` reads straight through the block table; the others go through staging: `emulated` to the strict emulated NPU,
 `simulator` to the vendor's simulator, which is slow and needs rknn-toolkit2, `rknnlite` to a board's NPU.
 
-`auto` is the fastest runtime that this machine has and that is proven here: the CPU.
+`auto` is `rknnlite` if the machine has an NPU with the vendor's driver and its graphs are given; else `cpu`.
 """
+
+PlacementName = Literal["device", "cost"]
+"""What a staged runtime's device attends: `device`, all that fits its buckets; `cost`, what takes it less time than the
+CPU, by `rockpage calibrate` or else by published figures."""
 
 
 def open_runtime(
@@ -42,6 +52,9 @@ def open_runtime(
     threads: int = 1,
     rounding: Rounding = "output",
     graphs: str | os.PathLike[str] | None = None,
+    placement: PlacementName | None = None,
+    resident_bytes: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> AttentionRuntime:
     """Open an attention runtime over a cache; the caller closes it.
 
@@ -52,9 +65,13 @@ def open_runtime(
         threads: threads of the `cpu` runtime, which also attends what the staged ones leave to the host.
         rounding: where the emulated NPU rounds to fp16.
         graphs: the folder that `rockpage export attention` wrote, for `rknnlite`.
+        placement: see `PlacementName`; None: by cost for `auto`, else what was asked for.
+        resident_bytes: memory in which decoding sequences stay staged; for devices that read it in place.
+        cache_dir: where calibrations are kept; None: the user's cache folder.
 
     Raises:
-        UsageError: no runtime has this name, it cannot serve this geometry, or it needs graphs and has none for it.
+        UsageError: no runtime has this name, it cannot serve this geometry, it needs graphs and has none for it, or it
+            has no use for `resident_bytes`.
         BadModelFile: the folder of graphs is damaged.
         MissingExtra: what the runtime needs is not installed.
         DeviceError: the simulator's process did not start, or the NPU cannot be used.
@@ -75,56 +92,96 @@ def open_runtime(
         >>> out[0, 0].tolist()  # equal keys: the mean of the values
         [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
     """
-    if name in ("auto", "cpu"):
+    if name not in get_args(RuntimeName):
+        raise UsageError(f"no runtime is called '{name}': use one of {', '.join(get_args(RuntimeName))}", runtime=name)
+    if placement not in (None, *get_args(PlacementName)):
+        raise UsageError(
+            f"no placement is called '{placement}': use one of {', '.join(get_args(PlacementName))}",
+            placement=placement,
+        )
+    if name == "auto":
+        placement = placement or "cost"
+        name = "rknnlite" if graphs is not None and _vendor_npu() else "cpu"
+    if name == "cpu":
+        if resident_bytes:
+            raise UsageError(
+                f"the cpu runtime stages nothing, so it cannot keep {resident_bytes} bytes of it: leave them at 0",
+                resident_bytes=resident_bytes,
+            )
         return CpuAttention(cache, heads, threads)
-    if name in ("emulated", "simulator", "rknnlite"):
-        host = CpuAttention(cache, heads, threads)
-        try:
-            if name == "simulator":
-                return _simulated(cache, heads, host)
-            if name == "rknnlite":
-                return _on_board(cache, heads, host, graphs)
-            return EmulatedAttention(cache, heads, rounding, host=host)
-        except BaseException:
-            host.close()  # it holds on to the cache, which the caller is about to close
-            raise
-    raise UsageError(f"no runtime is called '{name}': use one of {', '.join(get_args(RuntimeName))}", runtime=name)
+    by_cost = ByCost(PUBLISHED)
+    calibrations = Path(cache_dir or default_cache_dir()) if placement == "cost" else None
+    host = CpuAttention(cache, heads, threads)
+    try:
+        runtime = _open_staged(
+            name,
+            cache,
+            heads,
+            rounding,
+            graphs,
+            host=host,
+            placement=None if calibrations is None else by_cost,
+            resident_bytes=resident_bytes,
+        )
+    except BaseException:
+        host.close()  # it holds on to the cache, which the caller is about to close
+        raise
+    if calibrations is not None:  # what they must have been measured for is known only now
+        key = CalibrationKey.here(runtime.numerics, cache.geometry, heads, threads)
+        by_cost.model = load_cost_model(key, calibrations, cores=runtime.cores.count)
+    return runtime
 
 
-def _simulated(cache: PagedKVCache, heads: int, host: AttentionRuntime) -> AttentionRuntime:
-    geometry = cache.geometry
-    return _staged(cache, heads, host, SimulatorDevice(geometry.kv_heads, heads, geometry.head_dim))
+def _vendor_npu() -> Npu | None:
+    """The NPU, if the vendor's runtime can use it."""
+    npu = discover().npu
+    return npu if npu is not None and npu.driver == "rknpu" else None
 
 
-def _on_board(
-    cache: PagedKVCache, heads: int, host: AttentionRuntime, graphs: str | os.PathLike[str] | None
-) -> AttentionRuntime:
+def _open_staged(
+    name: str,
+    cache: PagedKVCache,
+    heads: int,
+    rounding: Rounding,
+    graphs: str | os.PathLike[str] | None,
+    *,
+    host: AttentionRuntime,
+    placement: Placement | None,
+    resident_bytes: int,
+) -> StagedAttention:
+    if name == "emulated":
+        return EmulatedAttention(cache, heads, rounding, host=host, placement=placement, resident_bytes=resident_bytes)
+    device: AttentionDevice
+    buckets: Sequence[int] = DEFAULT_BUCKETS
+    batches: Sequence[int] = BATCHES
+    if name == "simulator":
+        device = SimulatorDevice(cache.geometry.kv_heads, heads, cache.geometry.head_dim)
+    else:
+        device = board = _open_board(cache.geometry, heads, graphs)
+        buckets, batches = board.buckets, board.batches
+    try:
+        return StagedAttention(
+            cache,
+            heads,
+            lambda _memory: device,
+            cores=device.cores,
+            buckets=buckets,
+            batches=batches,
+            host=host,
+            placement=placement,
+            resident_bytes=resident_bytes,
+        )
+    except BaseException:
+        device.close()
+        raise
+
+
+def _open_board(geometry: KVGeometry, heads: int, graphs: str | os.PathLike[str] | None) -> RknnLiteDevice:
     if graphs is None:
         raise UsageError(
             "the rknnlite runtime needs the model's attention graphs: rockpage export attention MODEL --out DIR, on an "
             "x86-64 machine, and --graphs DIR here"
         )
-    geometry = cache.geometry
-    npu = discover().npu
-    cores = npu.cores if npu and npu.driver == "rknpu" else CORES  # if it is hidden; the vendor's runtime knows
-    device = RknnLiteDevice(Path(graphs), geometry.kv_heads, heads, geometry.head_dim, cores=cores)
-    return _staged(cache, heads, host, device, buckets=device.buckets, batches=device.batches)
-
-
-def _staged(
-    cache: PagedKVCache,
-    heads: int,
-    host: AttentionRuntime,
-    device: AttentionDevice,
-    *,
-    buckets: Sequence[int] = DEFAULT_BUCKETS,
-    batches: Sequence[int] = BATCHES,
-) -> AttentionRuntime:
-    """Staged attention over a device that is open already, and is closed if that fails."""
-    try:
-        return StagedAttention(
-            cache, heads, lambda _memory: device, cores=device.cores, buckets=buckets, batches=batches, host=host
-        )
-    except BaseException:
-        device.close()
-        raise
+    npu = _vendor_npu()
+    cores = npu.cores if npu else CORES  # it may be hidden; the vendor's runtime knows
+    return RknnLiteDevice(Path(graphs), geometry.kv_heads, heads, geometry.head_dim, cores=cores)

@@ -82,6 +82,7 @@ class StagedAttention:
         numerics: the device's, the buckets, which are the lengths of its sums, and the host's, which may attend any
             launch.
         cores: what happened on each core.
+        placement: says what the device gets; without a host runtime, everything.
         log: what went where, and why.
         residency: the copies that stay staged; None without memory for them.
         launches: cuts steps into launches.
@@ -134,9 +135,8 @@ class StagedAttention:
         named = "-".join([self._device.numerics, *map(str, sizes.sizes)])
         self.numerics = named if host is None else f"{named}+{host.numerics}"
         self.cores = Cores(cores)
-        if host is None or placement is None:
-            placement = Everything()
-        self._planner = StepPlanner(self.launches, sizes, placement, self.residency, host=host is not None)
+        self.placement: Placement = Everything() if host is None or placement is None else placement
+        self._planner = StepPlanner(self.launches, sizes, self.placement, self.residency, host=host is not None)
         self.log = self._planner.log
         self._host = None if host is None else HostShare(host)
         self._step: PlannedStep | None = None

@@ -19,6 +19,7 @@ __all__ = [
     "add_engine_options",
     "add_model_option",
     "add_sampling_options",
+    "add_threads_option",
     "model_path",
     "open_engine",
     "require_model",
@@ -46,6 +47,20 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="attention: auto, cpu, emulated, simulator, rknnlite (default: %(default)s)",
     )
     group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for rknnlite")
+    group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for rknnlite")
+    group.add_argument(
+        "--placement",
+        choices=("device", "cost"),
+        help="staged attention runs on the NPU as far as contexts fit (device), or where it costs less (cost), see"
+        " rockpage calibrate (default: cost with auto, else device)",
+    )
+    group.add_argument(
+        "--resident",
+        type=parse_size,
+        default=0,
+        metavar="SIZE",
+        help="memory in which decoding sequences stay staged; for NPUs that read it in place (default: none)",
+    )
     group.add_argument(
         "--emulate-rounding",
         choices=("op", "output"),
@@ -63,13 +78,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pool", type=parse_size, default="192MiB", metavar="SIZE", help="memory for KV (default: %(default)s)"
     )
-    group.add_argument(
-        "--threads",
-        type=int,
-        default=default_threads(),
-        metavar="N",
-        help=f"default: the cores there are, {MOST_THREADS} at most; here %(default)s",
-    )
+    add_threads_option(group)
     group.add_argument(
         "--context", type=int, metavar="TOKENS", help="of a sequence, at most (default: the model's limit)"
     )
@@ -79,6 +88,17 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=64,
         metavar="TOKENS",
         help="of a prompt, computed in a step (default: %(default)s)",
+    )
+
+
+def add_threads_option(parser: argparse._ActionsContainer) -> None:
+    """Add how many threads compute on the CPU."""
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=default_threads(),
+        metavar="N",
+        help=f"default: the cores there are, {MOST_THREADS} at most; here %(default)s",
     )
 
 
@@ -175,6 +195,8 @@ def open_engine(args: argparse.Namespace) -> Engine:
         runtime=args.runtime,
         rounding=args.emulate_rounding,
         graphs=args.graphs,
+        placement=args.placement,
+        resident_bytes=args.resident,
         activations=args.activations,
         pool_bytes=args.pool,
         threads=args.threads,

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import cache, convert, demo, doctor, export, models, plan, run, score, tokenize
+from . import cache, calibrate, convert, demo, doctor, export, models, plan, run, score, tokenize
 from .command import Command, Help, Parser
 from .signals import unwinding_signals
 from .streams import complain, prepare_streams
@@ -21,7 +21,19 @@ from .terminal import preserved_terminal
 
 __all__ = ["main"]
 
-COMMANDS: tuple[Command, ...] = (demo, run, score, tokenize, plan, doctor, convert, export, models, cache)
+COMMANDS: tuple[Command, ...] = (
+    demo,
+    run,
+    score,
+    tokenize,
+    plan,
+    doctor,
+    convert,
+    export,
+    calibrate,
+    models,
+    cache,
+)
 """The subcommands, in the order of `--help`."""
 
 EXAMPLE = """\

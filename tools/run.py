@@ -43,6 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
     group.add_argument("--prompt-file", metavar="FILE", help="UTF-8 text; - is stdin, which is also the default")
     group.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
     group.add_argument("--system", metavar="TEXT", help="what to tell the model first; implies --chat")
+    group.add_argument("--explain-placement", action="store_true", help="say at the end where attention ran, and why")
     add_engine_options(parser)
     add_sampling_options(parser)
 
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         OSError: the answer cannot be written.
     """
     from hostcache.errors import UsageError
+    from npu.explain import explain_placement
 
     params = sampling(args)
     require_model(args, "--prompt")
@@ -87,8 +89,13 @@ def run(args: argparse.Namespace) -> int:
         finally:
             engine.abort(request)
         ended = time.perf_counter()
+        explanation = explain_placement(engine.runtime) if args.explain_placement else []
     if not args.json:
         sys.stdout.write("\n")
+        sys.stdout.flush()  # in front of what follows, if both go to one place
+    if explanation and sys.stderr is not None:
+        sys.stderr.write("\n".join(explanation) + "\n")
+    if not args.json:
         return 0
     first_token = first_token or ended
     decoding = ended - first_token

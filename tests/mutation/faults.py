@@ -328,6 +328,14 @@ DEVICE = [
         ("half a file makes an error of the run", "(OSError, ValueError, RecursionError)", "OSError"),
     ),
     *group(
+        "npu/runtimes.py",
+        "npu/test_runtimes.py",
+        ("auto takes a driver that the vendor's runtime cannot use", 'if npu is not None and npu.driver == "rknpu" else None', "if npu is not None else None"),
+        ("auto gives the device everything", 'placement = placement or "cost"', 'placement = placement or "device"'),
+        ("what was measured is never used", "by_cost.model = load_cost_model(", "load_cost_model("),
+        ("costs are sought by another number of threads", "heads, threads)\n        by_cost", "heads, 1)\n        by_cost"),
+    ),
+    *group(
         "npu/host_share.py",
         "npu/test_emulated_attention.py",
         ("the host forgets its share when it steps in", "                self._runtime.begin_step(self._share.batch)\n", "                pass\n"),

@@ -27,16 +27,22 @@ KEY = CalibrationKey(
 def test_a_model_is_found_again_by_its_key_and_by_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = save_cost_model(KEY, ROUND, tmp_path / "new" / "cache")
     cache = tmp_path / "new" / "cache"
-    assert load_cost_model(KEY, cache) == ROUND
+    assert load_cost_model(KEY, cache, cores=1) == ROUND
     assert path.parent == cache / "calibration"
     assert path.stat().st_mode & 0o777 == 0o600
     others: dict[str, Any] = {"machine": "x", "runtime": "x", "threads": 2, "kv_heads": 3, "heads": 6, "head_dim": 64}
     for name, value in others.items():
-        assert load_cost_model(replace(KEY, **{name: value}), cache) is PUBLISHED
+        assert load_cost_model(replace(KEY, **{name: value}), cache, cores=3) == PUBLISHED
     save_cost_model(KEY, replace(ROUND, launch_seconds=0.5), cache)
-    assert load_cost_model(KEY, cache).launch_seconds == 0.5
+    assert load_cost_model(KEY, cache, cores=1).launch_seconds == 0.5
     assert os.listdir(path.parent) == [path.name]
     assert caplog.records == []  # that none is there is no complaint
+
+
+def test_the_published_model_is_told_the_cores_a_measured_one_knows_them(tmp_path: Path) -> None:
+    assert load_cost_model(KEY, tmp_path, cores=2) == replace(PUBLISHED, cores=2)
+    save_cost_model(KEY, ROUND, tmp_path)
+    assert load_cost_model(KEY, tmp_path, cores=2).cores == ROUND.cores == 3
 
 
 def changed(**fields: object) -> Callable[[bytes], bytes]:
@@ -89,9 +95,9 @@ def test_a_file_that_cannot_be_trusted_is_named_and_left_out(
     path = save_cost_model(KEY, ROUND, tmp_path)
     path.write_bytes(damage(path.read_bytes()))
     if words is None:  # white space
-        assert load_cost_model(KEY, tmp_path) == ROUND
+        assert load_cost_model(KEY, tmp_path, cores=1) == ROUND
         return
-    assert load_cost_model(KEY, tmp_path) is PUBLISHED
+    assert load_cost_model(KEY, tmp_path, cores=3) == PUBLISHED
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(f"{path} cannot be used (")
@@ -106,13 +112,13 @@ def test_what_is_no_file_is_left_out_and_not_waited_for(
     path = KEY.path(tmp_path)
     path.parent.mkdir()
     make(path)
-    assert load_cost_model(KEY, tmp_path) is PUBLISHED
+    assert load_cost_model(KEY, tmp_path, cores=3) == PUBLISHED
     assert "it is no regular file" in caplog.text
 
 
 def test_a_folder_that_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "calibration").write_text("a file where the folder should be")
-    assert load_cost_model(KEY, tmp_path) is PUBLISHED
+    assert load_cost_model(KEY, tmp_path, cores=3) == PUBLISHED
     assert "Not a directory" in caplog.text
 
 
