@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from hostcache.errors import MissingExtra, RequestFailed, UsageError
 
+from .json_multiples import excessive_multiple
+
 if TYPE_CHECKING:
     import llguidance
 
@@ -156,6 +158,10 @@ class StructureCompiler:
             ) from error
         if len(structure.text) > TEXT_LIMIT:
             raise _refusal(structure, f"it has {len(structure.text)} characters, {TEXT_LIMIT} at most; simplify it")
+        if structure.syntax == "JSON schema" and (step := excessive_multiple(structure.text)):
+            raise _refusal(
+                structure, f"a multipleOf of {step} takes too many states; round it, or leave it to the model"
+            )
         if self._vocabulary is None:
             self._vocabulary = _vocabulary(self._tokenizer)
         try:
