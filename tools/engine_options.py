@@ -47,7 +47,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="attention: auto, cpu, emulated, simulator, rknnlite (default: %(default)s)",
     )
     group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for rknnlite")
-    group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for rknnlite")
     group.add_argument(
         "--placement",
         choices=("device", "cost"),
