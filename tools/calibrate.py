@@ -21,7 +21,7 @@ __all__ = ["add_parser", "run"]
 
 EXAMPLE = """\
 rockpage calibrate model.gguf --graphs model-npu
-rockpage run model.gguf --graphs model-npu --explain-placement --prompt "What is a mutex?\""""
+rockpage run model.gguf --graphs model-npu --explain-placement --prompt "Hi"\""""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -30,7 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "calibrate",
         run,
-        summary="measure what attention costs on this machine's NPU and CPU, and keep it for --placement cost",
+        summary="measure what attention costs on the NPU and the CPU",
         example=EXAMPLE,
     )
     add_model_option(parser)

@@ -17,6 +17,12 @@ class Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=27)  # the longest option and its value take 24 columns
 
+    def _format_action(self, action: argparse.Action) -> str:
+        """As argparse does, but without a line that only says that commands are commands."""
+        if isinstance(action, argparse._SubParsersAction):
+            return "".join(map(self._format_action, action._get_subactions()))
+        return super()._format_action(action)
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, as all errors of the command are."""

@@ -30,15 +30,15 @@ MOST_THREADS = 4
 """Threads by default: RK3588 has four fast cores; the slow ones only hold them up."""
 
 
-def add_model_option(parser: argparse.ArgumentParser) -> None:
+def add_model_option(parser: argparse._ActionsContainer) -> None:
     """Add MODEL, a GGUF file or a Hugging Face folder; without it the demo's model is used."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or Hugging Face folder (default: demo's)")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and how to run it."""
-    add_model_option(parser)
     group = parser.add_argument_group("how it runs")
+    add_model_option(group)
     group.add_argument(
         "--runtime",
         choices=("auto", "cpu", "emulated", "simulator", "rknnlite"),
@@ -50,15 +50,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--placement",
         choices=("device", "cost"),
-        help="staged attention runs on the NPU as far as contexts fit (device), or where it costs less (cost), see"
-        " rockpage calibrate (default: cost with auto, else device)",
+        metavar="HOW",
+        help="to the NPU goes what fits (device) or gains (cost)",
     )
     group.add_argument(
         "--resident",
         type=parse_size,
         default=0,
         metavar="SIZE",
-        help="memory in which decoding sequences stay staged; for NPUs that read it in place (default: none)",
+        help="memory to keep sequences staged in (default: none)",
     )
     group.add_argument(
         "--emulate-rounding",
@@ -110,7 +110,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         ("--top-k", int, 0, "K", "choose among the K likeliest; 0: all"),
         ("--top-p", float, 1.0, "P", "among the likeliest that reach P"),
         ("--min-p", float, 0.0, "P", "among those P times the likeliest"),
-        ("--typical-p", float, 1.0, "P", "among the least surprising that reach P"),
+        ("--typical-p", float, 1.0, "P", "among the least surprising, P of all"),
         ("--repetition-penalty", float, 1.0, "R", "above 1: avoid what was there before"),
         ("--frequency-penalty", float, 0.0, "R", "avoid tokens by how often, -2 to 2"),
         ("--presence-penalty", float, 0.0, "R", "avoid tokens that occurred, -2 to 2"),

@@ -24,7 +24,6 @@ __all__ = ["add_parser", "run"]
 
 EXAMPLE = """\
 rockpage run --chat --prompt "What is a mutex?"
-rockpage run model.gguf --prompt-file prompt.txt --temperature 0.7 --seed 1
 echo "Once upon a time" | rockpage run --max-tokens 50 --runtime emulated"""
 
 

@@ -26,8 +26,12 @@ WEIGHTS_BYTES = WEIGHTS + WEIGHTS // 32 * 8
 
 RUNTIME_BYTES = runtime_bytes(2, MODEL.vocab) + step_bytes(64, 96, rows=256)
 
-ARENA_BYTES = 6 * (2 * 2 * 4096 * 16 * 2 + 2 * 2 * (64 * 2) * 16 * 2 + 4096 * (64 * 2) * 2)
-"""Six buffers: K and V of 4096 tokens, q and result of 64 tokens of 2 query heads for each KV head, and a mask."""
+BUFFER_BYTES = 2 * 2 * 4096 * 16 * 2 + 2 * 2 * (64 * 2 + 4) * 16 * 2 + 4096 * (64 * 2 + 4) * 2
+"""K and V of 4096 tokens, q and result of 64 tokens of 2 query heads for each KV head and of 4 rows of which the last
+proves the result fresh, and a mask."""
+
+ARENA_BYTES = 6 * -(-BUFFER_BYTES // 4096) * 4096
+"""Six buffers of whole pages."""
 
 LOADED = 40 * MIB
 """Resident when a load begins: some of the libraries."""

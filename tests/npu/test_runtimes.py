@@ -89,6 +89,9 @@ def test_a_device_that_was_asked_for_gets_everything_unless_told_otherwise(
     runtime.close()
 
 
+BUCKETS = "64-128-256-512-1024-2048-4096"
+
+
 def test_costs_are_those_measured_for_this_runtime_and_these_threads(world: World, tmp_path: Path) -> None:
     def source(threads: int = 1, rounding: Any = "output") -> str:
         runtime = open_runtime(
@@ -103,7 +106,7 @@ def test_costs_are_those_measured_for_this_runtime_and_these_threads(world: Worl
 
     assert source() == PUBLISHED.source
     host = CpuAttention(world.cache, HEADS)
-    key = CalibrationKey.here(f"emulated-output+{host.numerics}", GEOMETRY, HEADS, threads=1)
+    key = CalibrationKey.here(f"emulated-output-{BUCKETS}+{host.numerics}", GEOMETRY, HEADS, threads=1)
     save_cost_model(key, ROUND, tmp_path)
     assert source() == ROUND.source
     assert source(threads=2) == PUBLISHED.source
@@ -124,7 +127,7 @@ def test_the_published_costs_are_told_a_chips_cores(world: World, graphs: Path, 
 def test_measured_costs_decide_where_a_step_runs(world: World, tmp_path: Path) -> None:
     """A launch that takes a second goes nowhere, one that takes nothing goes to the device."""
     host = CpuAttention(world.cache, HEADS)
-    key = CalibrationKey.here(f"emulated-output+{host.numerics}", GEOMETRY, HEADS, threads=1)
+    key = CalibrationKey.here(f"emulated-output-{BUCKETS}+{host.numerics}", GEOMETRY, HEADS, threads=1)
     for launch, host_speed, launches in ((1.0, 1e12, 0), (1e-9, 1.0, 2)):
         model = replace(
             ROUND, launch_seconds=launch, host_bytes_per_second=host_speed, host_multiply_adds_per_second=host_speed

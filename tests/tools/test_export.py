@@ -112,7 +112,7 @@ def test_dense_says_what_it_takes_of_the_npu(
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.splitlines() == [
         "3 segments in fp16, for 1, 16, 64 rows: 0.0 MiB of files",
-        "0.0 MiB of the NPU's memory, of the 4096.0 MiB it can address",
+        "0.0 MiB of the NPU's memory, of the 4.00 GiB it addresses",
         f"{out}: for rk3588, by rknn-toolkit2 2.5.0",
     ]
     assert read_manifest(DenseManifest, out).precision == "fp16"

@@ -33,7 +33,7 @@ def test_the_commands_fit_a_screen(capsys: pytest.CaptureFixture[str], monkeypat
     lines = help_of(capsys, monkeypatch)
     assert len(lines) <= SCREEN
     assert max(map(len, lines)) < 80
-    summaries = lines[lines.index("  COMMAND") + 1 : lines.index("example:") - 1]
+    summaries = lines[lines.index("commands:") + 1 : lines.index("example:") - 1]
     assert [line.split()[0] for line in summaries] == NAMES  # each on a line of its own
     assert lines[-1].startswith("  rockpage ")
 
