@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -43,6 +44,64 @@ def test_a_device_that_cannot_be_opened_is_an_error_and_nothing_is_left(graphs: 
     stub.fail("")
     assert stub.contexts == 0
     RknnLiteDevice(graphs, *SHAPE, cores=1).close()  # nobody holds the NPU
+
+
+# A fault in each call of a start and of an end, on one core: three contexts -------------------------------------------
+
+ERROR, NOTHING = {True}, {False}
+STARTS: dict[str, dict[str, set[bool]]] = {
+    "rknn_init": {"-1": ERROR, "timeout:5": ERROR, "late:5": NOTHING, "stale": ERROR, "garbage": ERROR},
+    # Without a mask the library chooses the core.
+    "rknn_set_core_mask": {"-1": ERROR, "timeout:5": ERROR, "late:5": NOTHING, "stale": NOTHING, "garbage": NOTHING},
+    # Three answers for each context: without a version there is no start, shapes are needed for the runs only.
+    "rknn_query": {"late:5": NOTHING, **dict.fromkeys(("-1", "timeout:5", "stale", "garbage"), ERROR | NOTHING)},
+}
+"""Whether a fault may be an error; if it is none, every answer is right."""
+
+
+@pytest.mark.parametrize(("call", "deed"), [(call, deed) for call, deeds in STARTS.items() for deed in deeds])
+def test_a_fault_in_any_call_of_the_start_is_an_error_or_no_wrong_answer(graphs: Path, call: str, deed: str) -> None:
+    stub = Stub()
+    outcomes = set()
+    for number in range(1, 10 if call == "rknn_query" else 4):
+        stub.fail(f"{call}@{number}={deed}")
+        try:
+            board = StubBoard(graphs, cores=1)
+        except DeviceError:
+            outcomes.add(True)
+            assert stub.contexts == 0, number
+        else:
+            outcomes.add(False)
+            with board:
+                assert all(board.is_right("", layer) for layer in (0, 1)), number
+    assert outcomes == STARTS[call][deed]
+
+
+@pytest.mark.parametrize("deed", ["-1", "timeout:5", "late:5", "stale", "garbage"])
+def test_a_fault_in_any_call_of_the_end_keeps_nobody_from_starting_anew(graphs: Path, deed: str) -> None:
+    """In a process of its own, for what the library does not give back stays until the end of it."""
+    child = os.fork()
+    if not child:
+        ended = 1
+        try:
+            ended = _ended_and_started_anew(graphs, deed)
+        finally:
+            os._exit(ended)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _ended_and_started_anew(graphs: Path, deed: str) -> int:
+    """0 if it could be, after a fault in each of three calls."""
+    stub = Stub()
+    for number in (1, 2, 3):
+        kept = stub.contexts
+        device = RknnLiteDevice(graphs, *SHAPE, cores=1)
+        assert stub.contexts == kept + 3
+        stub.fail(f"rknn_destroy@{number}={deed}")
+        device.close()
+        assert stub.contexts == kept + (deed != "late:5")
+        stub.fail("")
+    return 0
 
 
 @pytest.mark.parametrize("deed", ["-1", "stale", "garbage"])
