@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hostcache.geometry import KVGeometry
+from hostcache.whole_file import replace_file
 
 from .cost_model import PUBLISHED, CostModel
 from .json_data import from_json
 from .machine import Machine
 from .weights_cache import make_private
-from .whole_file import replace_file
 
 __all__ = ["CalibrationKey", "describe_machine", "load_cost_model", "save_cost_model"]
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from hostcache.errors import MissingExtra, UsageError
+from hostcache.whole_file import whole_file
 
 from .ggml import GGMLType
 from .gguf_header import MetaValue
 from .requantise import Loss, Weights, requantise, target_type
 from .source import ModelSource
-from .whole_file import whole_file
 
 if TYPE_CHECKING:
     import gguf

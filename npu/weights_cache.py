@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hostcache.errors import BadModelFile, RockpageError, UsageError
+from hostcache.whole_file import replace_file
 
 from .cache_room import cache_limit, make_room, open_in_use, writing
 from .folder_files import read_object
@@ -32,7 +33,6 @@ from .mapped_file import MappedFile, file_identity
 from .onnx_graph import WEIGHTS_FILE
 from .source import ModelSource
 from .weights import Activations, WeightsPlan
-from .whole_file import replace_file
 
 __all__ = ["FORM_VERSION", "default_cache_dir", "make_private", "model_digest", "weights_folder"]
 

@@ -132,9 +132,9 @@ CONVERT = [
         ("what was not changed is called quantised", "if requantised else {}", ""),
     ),
     *group(
-        "npu/whole_file.py",
-        "npu/test_whole_file.py npu/test_convert.py",
-        ("a file that is there is written over", "if os.path.lexists(path):", "if False:"),
+        "hostcache/whole_file.py",
+        "hostcache/test_whole_file.py npu/test_convert.py",
+        ("a file that is there is written over", "if not replace and os.path.lexists(path):", "if False:"),
         ("what failed keeps its name", "            os.unlink(hidden, dir_fd=folder)\n", "            pass\n"),
         ("permissions are whatever they are", "os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)", "os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o777)"),
     ),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hostcache.errors import UsageError
+from .errors import UsageError
 
 __all__ = ["replace_file", "whole_file"]
 
@@ -19,7 +19,7 @@ _NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 
 
 @contextmanager
-def whole_file(path: Path, mode: int = 0o666) -> Iterator[int]:
+def whole_file(path: Path, mode: int = 0o666, *, replace: bool = False) -> Iterator[int]:
     """A new file to write, which gets its name when the context ends, and is gone if it ends with an error.
 
     While it is written it has no name at all, so that not even a killed process leaves a part of it behind. File
@@ -28,19 +28,21 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[int]:
     Args:
         path: the name; its folder exists.
         mode: permissions, less the process's umask.
+        replace: take the place of a file that is there; readers, and whoever comes after a power cut, see the old one
+            or the new.
 
     Yields:
         A file descriptor, open for reading and writing; closed with the context.
 
     Raises:
-        UsageError: `path` is there already.
+        UsageError: `path` is there already, and is not to be replaced.
         OSError: the folder cannot be written, or the file system is full.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     hidden = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
     fd = -1
     try:
-        if os.path.lexists(path):
+        if not replace and os.path.lexists(path):
             raise UsageError(f"{path} is there already; remove it or give another name", path=str(path))
         try:
             fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)
@@ -50,9 +52,13 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[int]:
             fd = os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, mode, dir_fd=folder)
         yield fd
         os.fsync(fd)
-        # With a folder's descriptor this is linkat with AT_SYMLINK_FOLLOW: it follows /proc's link to the file itself.
-        # A link, unlike a rename, never takes the place of a file that has come meanwhile.
-        os.link(f"/proc/self/fd/{fd}", path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        if not replace:
+            # A link, unlike a rename, never takes the place of a file that has come meanwhile.
+            _name(fd, path.name, folder)
+        else:
+            with contextlib.suppress(FileExistsError):  # it has the hidden name already
+                _name(fd, hidden, folder)
+            os.rename(hidden, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
     except FileExistsError as error:
         raise UsageError(f"{path} has come meanwhile; remove it or give another name", path=str(path)) from error
@@ -62,6 +68,11 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[int]:
         for open_fd in (fd, folder):
             if open_fd >= 0:
                 os.close(open_fd)
+
+
+def _name(fd: int, name: str, folder: int) -> None:
+    """Give an open file a name: with a folder's descriptor this is linkat with AT_SYMLINK_FOLLOW, through /proc."""
+    os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hostcache.errors import UsageError
-from npu.whole_file import replace_file, whole_file
+from hostcache.whole_file import replace_file, whole_file
 
 
 @pytest.fixture(params=["unnamed", "hidden"])
@@ -63,6 +63,31 @@ def test_a_link_to_nowhere_counts_as_there(folder: Path) -> None:
     (folder / "model").symlink_to("nowhere")
     with pytest.raises(UsageError, match="is there already"), whole_file(folder / "model"):
         pytest.fail("it was opened")
+
+
+def test_a_replacement_is_whole_and_takes_the_old_ones_place(folder: Path) -> None:
+    (folder / "model").write_bytes(b"the older content")
+    with whole_file(folder / "model", 0o600, replace=True) as fd:
+        os.write(fd, b"new")
+        assert (folder / "model").read_bytes() == b"the older content"
+    assert os.listdir(folder) == ["model"]
+    assert (folder / "model").read_bytes() == b"new"
+    assert stat.S_IMODE((folder / "model").stat().st_mode) == 0o600
+    with whole_file(folder / "first", replace=True) as fd:  # nothing was there
+        os.write(fd, b"first")
+    assert (folder / "first").read_bytes() == b"first"
+
+
+def test_a_replacement_that_is_not_finished_changes_nothing(folder: Path) -> None:
+    (folder / "model").write_bytes(b"the older content")
+    with pytest.raises(ZeroDivisionError), whole_file(folder / "model", replace=True) as fd:
+        assert os.write(fd, b"half of it") // 0
+    assert os.listdir(folder) == ["model"]
+    (folder / "folder").mkdir()
+    with pytest.raises(IsADirectoryError), whole_file(folder / "folder", replace=True):
+        pass
+    assert sorted(os.listdir(folder)) == ["folder", "model"]
+    assert (folder / "model").read_bytes() == b"the older content"
 
 
 def test_a_missing_folder_is_the_systems_error(tmp_path: Path) -> None:
