@@ -1,4 +1,4 @@
-"""Where KV lives: geometry, memory region, block pool, block tables, prefix cache and scheduler."""
+"""Where KV lives: geometry, memory region, block pool, block tables, prefix cache, swap space and scheduler."""
 
 from .blocks import BlockPool, Fence
 from .cache import PagedKVCache
@@ -10,6 +10,7 @@ from .region import Region
 from .request import FinishReason, Request, RequestState
 from .scheduler import Scheduler, SchedulerConfig, SchedulerStats
 from .step import Chunk, StepPlan
+from .swap import SwapSpace, SwapStats, SwapTicket
 from .table import BlockTable
 
 __all__ = [
@@ -34,6 +35,9 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerStats",
     "StepPlan",
+    "SwapSpace",
+    "SwapStats",
+    "SwapTicket",
     "memory_budgets",
     "scarcest_budget",
 ]

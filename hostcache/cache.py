@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ._kv import ffi, lib
 from .blocks import BlockPool
-from .errors import UsageError
+from .errors import BlockStateError, UsageError
 from .geometry import KVGeometry
 from .region import Region
 from .table import BlockTable
@@ -159,6 +159,41 @@ class PagedKVCache:
             tokens,
         )
 
+    def view(self, block: int) -> NDArray[np.uint8]:
+        """One block's bytes as they lie, uint8 `[geometry.block_bytes]`, read-only; drop it before `close`.
+
+        Raises:
+            UsageError: there is no such block.
+        """
+        whole = self._whole(block)
+        whole.flags.writeable = False
+        return whole
+
+    def tokens_written(self, block: int) -> int:
+        """Tokens of a block up to the last one that was written, in any layer."""
+        return int(self._written[:, block].max())
+
+    def overwrite(self, block: int, tokens: int) -> NDArray[np.uint8]:
+        """One block's bytes, for a caller that is about to replace all of them; drop the view before `close`.
+
+        Args:
+            block: block id, of one table and not kept.
+            tokens: tokens it will hold.
+
+        Returns:
+            uint8 `[geometry.block_bytes]`, laid out as `KVGeometry` says.
+
+        Raises:
+            UsageError: there is no such block.
+            BlockStateError: it is free, shared, or known to the prefix cache.
+        """
+        whole = self._whole(block)
+        if not self.pool.writable(block):
+            raise BlockStateError(f"block {block} cannot be overwritten: it is free, shared or kept", block=block)
+        self.rewrites[block] += 1
+        self._written[:, block] = tokens
+        return whole
+
     def read(self, layer: int, blocks: Sequence[int], tokens: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
         """Copy out one layer's keys and values of a table's first tokens: for tests and tools, not for a hot path.
 
@@ -200,6 +235,13 @@ class PagedKVCache:
         ffi.release(self._base)
         self.buffer = np.empty(0, dtype=np.uint8)
         self._region.close()
+
+    def _whole(self, block: int) -> NDArray[np.uint8]:
+        self._check_open()
+        if not 0 <= block < self.blocks:
+            raise UsageError(f"there is no block {block} among {self.blocks}", block=block, blocks=self.blocks)
+        nbytes = self.geometry.block_bytes
+        return self.buffer[block * nbytes : (block + 1) * nbytes]
 
     def _check_open(self) -> None:
         if self._closed:

@@ -7,8 +7,10 @@
     ├── RegionError             memory that must be there at start is not
     ├── PoolError
     │   ├── OutOfBlocks         not enough free or evictable blocks right now
-    │   └── BlockStateError     a block was used against its state: a bug, never load
+    │   ├── BlockStateError     a block was used against its state: a bug, never load
+    │   └── SwapError           swapped blocks cannot be read back: recompute them
     ├── RequestFailed           an accepted request could not be finished
+    ├── BadStateFile            a file of saved KV is damaged; it was set aside
     ├── StagingError            the staging contract was broken
     │   ├── NotSynced           device memory is older than host memory
     │   ├── WrongState          a buffer was used in the wrong state of its life
@@ -42,6 +44,7 @@ from typing import Any
 
 __all__ = [
     "BadModelFile",
+    "BadStateFile",
     "BlockStateError",
     "DeviceError",
     "DimensionTooLarge",
@@ -60,6 +63,7 @@ __all__ = [
     "RequestRefused",
     "RockpageError",
     "StagingError",
+    "SwapError",
     "UnsupportedModel",
     "UsageError",
     "WrongState",
@@ -107,8 +111,16 @@ class BlockStateError(PoolError):
     """A block was freed twice, written while shared, or used while free: a bug in the caller."""
 
 
+class SwapError(PoolError):
+    """Blocks that were swapped out cannot be read back. Their sequence is to be recomputed; nothing else is lost."""
+
+
 class RequestFailed(RockpageError):
     """An accepted request cannot be finished; every other request goes on."""
+
+
+class BadStateFile(RockpageError):
+    """A file of saved KV is damaged, cut short or no such file: nothing of it was used, and it was set aside."""
 
 
 class StagingError(RockpageError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .fault import group
 from .model_faults import MODEL_FAULTS
+from .state_faults import STATE_FAULTS
 
 __all__ = ["FAULTS"]
 
@@ -633,6 +634,7 @@ FAULTS = [
     *WEIGHTS_CACHE,
     *MEMORY,
     *MODEL_FAULTS,
+    *STATE_FAULTS,
     *DISCOVERY,
     *DOCTOR,
 ]
