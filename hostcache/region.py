@@ -43,6 +43,8 @@ class Region:
     A process forked off later finds zeros in an anonymous region (a kernel older than 4.14 gives it a copy): no
     conversation leaks into it, and writing on in the parent does not copy the pool page by page.
 
+    Parts of it can go back to the kernel for a while (`give_back`), and come again (`populate`).
+
     Args:
         kind: as below.
         nbytes: as below.
@@ -63,6 +65,8 @@ class Region:
         self.nbytes = nbytes
         self.fd = fd
         self.huge_pages = False
+        self._gives_back = kind != "dma heap"  # a driver may use its pages at any time
+        self._users = 0  # of its pages, other than this process
         self._map = mapping
         self._start = start
         self.buffer: NDArray[np.uint8] = self._view()
@@ -120,6 +124,75 @@ class Region:
 
         return HeapRegion(nbytes, pieces, PREFERRED_HEAPS if heaps is None else heaps)
 
+    @property
+    def give_back_unit(self) -> int:
+        """Bytes in whose multiples memory can be given back; 0: none can.
+
+        Of a huge page that is given back in part the kernel frees nothing until it finds the time to split it, so a
+        region of huge pages gives back whole ones. A DMA heap's pages stay, and so do pages that are locked in memory
+        or in use by a device.
+        """
+        if not self._gives_back or self._users:
+            return 0
+        return HUGE_PAGE if self.huge_pages else mmap.PAGESIZE
+
+    def give_back(self, offset: int, nbytes: int) -> bool:
+        """Give pages back to the kernel: whoever reads there finds zeros, and memory is taken again on a touch.
+
+        Args:
+            offset: of the first byte in `buffer`; a multiple of `give_back_unit`.
+            nbytes: a multiple of it, too.
+
+        Returns:
+            Whether they are gone. If not they are as they were, since they are locked or the kernel knows no such
+            call, and `give_back_unit` is 0 from now on.
+
+        Raises:
+            UsageError: the range is not in the region, or not of whole units.
+        """
+        unit = self.give_back_unit
+        if not unit:
+            return False
+        if offset % unit or nbytes % unit or nbytes < 1 or not 0 <= offset <= self.nbytes - nbytes:
+            raise UsageError(
+                f"{nbytes} bytes at {offset} cannot be given back: whole units of {unit} among {self.nbytes} can",
+                offset=offset,
+                nbytes=nbytes,
+                unit=unit,
+            )
+        advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
+        try:
+            self._map.madvise(advice, self._start + offset, nbytes)
+        except OSError:
+            self._gives_back = False
+        return self._gives_back
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        """Have the pages of a range there, those that were given back as zeros; what lies in the others stays.
+
+        Where the memory is short, the kernel may end processes to find it: ask what is available first.
+
+        Raises:
+            RegionError: they cannot be had.
+        """
+        first_page = (self._start + offset) // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            self._map.madvise(MADV_POPULATE_WRITE, first_page, self._start + offset + nbytes - first_page)
+        except OSError as error:
+            if error.errno in UNPOPULATED:
+                raise refusal(nbytes, f"its pages cannot be had: {error.strerror}") from error
+            # Before Linux 5.14: touch each page ourselves.
+            self.buffer[offset : offset + nbytes : mmap.PAGESIZE] |= 0
+            self.buffer[offset + nbytes - 1] |= 0  # the range may begin in the middle of a page, and so end in one more
+
+    def hold_pages(self) -> None:
+        """Somebody else uses the very pages, such as a device: none is given back before `let_pages_go`."""
+        self._users += 1
+
+    def let_pages_go(self) -> None:
+        """One who called `hold_pages` uses them no longer."""
+        self._users -= 1
+
     def close(self) -> None:
         """Give the memory back. Safe to call twice.
 
@@ -143,7 +216,7 @@ class Region:
 
     def _take_pages(self) -> None:
         self.huge_pages = self._advise_huge_pages()
-        self._populate()
+        self.populate(0, self.nbytes)
 
     def _advise_huge_pages(self) -> bool:
         if self.nbytes < HUGE_PAGE:
@@ -153,16 +226,6 @@ class Region:
         except OSError:  # a kernel built without them: base pages serve as well, only slower
             return False
         return True
-
-    def _populate(self) -> None:
-        first_page = self._start // mmap.PAGESIZE * mmap.PAGESIZE
-        try:
-            self._map.madvise(MADV_POPULATE_WRITE, first_page, self._start + self.nbytes - first_page)
-        except OSError as error:
-            if error.errno in UNPOPULATED:
-                raise refusal(self.nbytes, f"its pages cannot be had: {error.strerror}") from error
-            # Before Linux 5.14: touch each page ourselves.
-            self.buffer[:: mmap.PAGESIZE] = 0
 
 
 def require_available(nbytes: int) -> None:

@@ -77,6 +77,8 @@ class ContiguousView:
             os.close(self.fd)
             raise DeviceError(f"a dma-buf of {nbytes} bytes from {device} cannot be mapped: {error}") from error
         self.buffer: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self._region = region
+        region.hold_pages()  # in a hole, the memfd would get other pages than the view has
 
     def sync_to_device(self) -> None:
         """Make what the host wrote to the region visible to a device that reads the view.
@@ -108,6 +110,7 @@ class ContiguousView:
             raise UsageError("the view is still in use: drop every view of its buffer before close()") from error
         os.close(self.fd)
         os.close(self._memfd)
+        self._region.let_pages_go()
         self.fd = -1
 
 

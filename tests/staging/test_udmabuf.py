@@ -56,6 +56,16 @@ def test_runs_lie_in_the_order_given_and_may_repeat(driver: FakeHeaps) -> None:
     region.close()
 
 
+def test_a_region_keeps_the_pages_that_a_view_shows(driver: FakeHeaps) -> None:
+    region = numbered(8)
+    made = view(region, driver, [(6 * PAGE, PAGE)])
+    assert not region.give_back(0, 8 * PAGE)
+    assert made.buffer[0] == 6
+    made.close()
+    assert region.give_back(0, 8 * PAGE)
+    region.close()
+
+
 @pytest.mark.parametrize("run", [(1, PAGE), (0, PAGE - 1), (PAGE // 2, PAGE)])
 def test_what_is_not_whole_pages_is_refused(run: tuple[int, int], driver: FakeHeaps) -> None:
     region = numbered(2)
