@@ -1,5 +1,6 @@
 """Where KV lives: geometry, memory region, block pool, block tables, prefix cache, swap space and scheduler."""
 
+from .block_cache import BlockCache, UnbackedCache
 from .blocks import BlockPool, Fence
 from .cache import PagedKVCache
 from .dma_heap import HeapRegion
@@ -15,6 +16,7 @@ from .table import BlockTable
 
 __all__ = [
     "BLOCK_TOKENS",
+    "BlockCache",
     "BlockPool",
     "BlockTable",
     "Chunk",
@@ -35,6 +37,7 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerStats",
     "StepPlan",
+    "UnbackedCache",
     "SwapSpace",
     "SwapStats",
     "SwapTicket",
