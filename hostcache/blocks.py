@@ -14,12 +14,13 @@ __all__ = ["BlockPool", "Fence"]
 class BlockPool:
     """Reference counts over a fixed number of blocks.
 
-    A block is in exactly one state, so `free + cached + fenced + used == total` always holds:
+    A block is in exactly one state, so `free + cached + fenced + used + withheld == total` always holds:
 
     - free: nobody refers to it and nothing in it is worth keeping;
     - used: at least one block table refers to it;
     - cached: nobody refers to it, but the prefix cache knows what it holds; taken back when blocks run out;
-    - fenced: nobody refers to it any more, but a copy out of it is still running, so it may not be reused yet.
+    - fenced: nobody refers to it any more, but a copy out of it is still running, so it may not be reused yet;
+    - withheld: it was free, and its memory was given back; not handed out before it has memory again (`Balloon`).
 
     Allocation takes the lowest free block first: deterministic, and it keeps the used part of the pool low and
     its runs long. A block that the prefix cache holds (`keep`) is immutable for as long as it is held.
@@ -59,6 +60,7 @@ class BlockPool:
         self._kept = bytearray(total)  # 1: the prefix cache knows this block's content
         self._fences = [0] * total
         self._fenced: set[int] = set()
+        self._withheld: set[int] = set()
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
@@ -79,7 +81,12 @@ class BlockPool:
     @property
     def used(self) -> int:
         """Blocks that at least one table refers to."""
-        return self.total - self.free - self.cached - self.fenced
+        return self.total - self.free - self.cached - self.fenced - self.withheld
+
+    @property
+    def withheld(self) -> int:
+        """Blocks whose memory was given back."""
+        return len(self._withheld)
 
     @property
     def available(self) -> int:
@@ -95,7 +102,7 @@ class BlockPool:
         if count > self.available:
             raise OutOfBlocks(
                 f"{count} blocks asked for, {self.available} available ({self.free} free, {self.cached} cached, "
-                f"{self.fenced} fenced, {self.used} used of {self.total})",
+                f"{self.fenced} fenced, {self.used} used, {self.withheld} withheld of {self.total})",
                 asked=count,
                 available=self.available,
                 total=self.total,
@@ -165,6 +172,40 @@ class BlockPool:
             del self._cached[block]
             heapq.heappush(self._free, block)
 
+    def evict_block(self, block: int) -> None:
+        """Evict a cached block, after those that are only reachable through it; others are left alone."""
+        while self.is_cached(block):
+            self._evict_for(block)
+
+    def withhold(self, blocks: Iterable[int]) -> None:
+        """Take free blocks out of use until they are restored. O(total): for the rare time when memory is short.
+
+        Raises:
+            BlockStateError: a block is not free; none was taken.
+        """
+        chosen = set(blocks)
+        left = [block for block in self._free if block not in chosen]
+        if len(left) + len(chosen) != len(self._free):
+            taken = sorted(chosen.difference(self._free))
+            raise BlockStateError(f"blocks {taken[:5]} cannot be withheld: they are not free", blocks=taken)
+        heapq.heapify(left)
+        self._free = left
+        self._withheld |= chosen
+
+    def restore(self, blocks: Iterable[int]) -> None:
+        """Make withheld blocks free again; they have their memory back.
+
+        Raises:
+            BlockStateError: a block is not withheld; none was restored.
+        """
+        chosen = set(blocks)
+        if not chosen <= self._withheld:
+            strangers = sorted(chosen - self._withheld)
+            raise BlockStateError(f"blocks {strangers[:5]} cannot be restored: they are not withheld", blocks=strangers)
+        self._withheld -= chosen
+        for block in chosen:
+            heapq.heappush(self._free, block)
+
     def is_kept(self, block: int) -> bool:
         """Whether the prefix cache knows this block's content."""
         return bool(self._kept[block])
@@ -172,6 +213,14 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         """Whether the block is kept and unreferenced, so that it may be evicted."""
         return block in self._cached
+
+    def cached_blocks(self) -> list[int]:
+        """The cached blocks, least recently used first."""
+        return list(self._cached)
+
+    def is_withheld(self, block: int) -> bool:
+        """Whether the block's memory was given back."""
+        return block in self._withheld
 
     def would_free(self, block: int) -> bool:
         """Whether giving up one reference makes the block available at once."""
@@ -195,18 +244,18 @@ class BlockPool:
         Raises:
             BlockStateError: what does not add up, with the counts.
         """
-        free, cached, fenced = set(self._free), set(self._cached), self._fenced
+        free, cached, fenced, withheld = set(self._free), set(self._cached), self._fenced, self._withheld
         problems = []
         if len(free) != len(self._free):
             problems.append("a block is twice in the free heap")
         for block in range(self.total):
-            states = (block in free) + (block in cached) + (block in fenced) + (self.refs[block] > 0)
+            states = sum(block in state for state in (free, cached, fenced, withheld)) + (self.refs[block] > 0)
             if states != 1:
                 problems.append(f"block {block} is in {states} states")
             if self.refs[block] < 0 or self._fences[block] < 0:
                 problems.append(f"block {block} has {self.refs[block]} references, {self._fences[block]} fences")
-            if block in free and (self._kept[block] or self._fences[block]):
-                problems.append(f"free block {block} is kept or fenced")
+            if (block in free or block in withheld) and (self._kept[block] or self._fences[block]):
+                problems.append(f"free or withheld block {block} is kept or fenced")
             if block in cached and not self._kept[block]:
                 problems.append(f"cached block {block} is not kept")
             if block in fenced and not self._fences[block]:
@@ -224,8 +273,10 @@ class BlockPool:
             heapq.heappush(self._free, block)
 
     def _evict_one(self) -> None:
-        oldest = next(iter(self._cached))
-        victim = self.evict(oldest)
+        self._evict_for(next(iter(self._cached)))
+
+    def _evict_for(self, block: int) -> None:
+        victim = self.evict(block)
         if self._kept[victim]:  # no prefix cache is attached: forget on its behalf
             self.forget(victim)
 

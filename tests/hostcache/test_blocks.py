@@ -133,6 +133,61 @@ def test_a_fence_that_cannot_hold_all_its_blocks_holds_none() -> None:
     assert pool.free == 2
 
 
+def test_withheld_blocks_are_not_handed_out_before_they_are_restored() -> None:
+    pool = BlockPool(4, 16)
+    pool.withhold([0, 2])
+    assert (pool.free, pool.withheld, pool.used, pool.available) == (2, 2, 0, 2)
+    with pytest.raises(OutOfBlocks, match=r"\(2 free, 0 cached, 0 fenced, 0 used, 2 withheld of 4\)"):
+        pool.allocate(3)
+    pool.restore([2])
+    assert pool.allocate(3) == [1, 2, 3]
+    assert pool.is_withheld(0)
+    assert (pool.withheld, pool.used) == (1, 3)
+
+
+def test_only_free_blocks_are_withheld_and_only_withheld_ones_restored() -> None:
+    pool = BlockPool(4, 16)
+    pool.allocate(2)
+    pool.keep(0)
+    pool.release(0)
+    for taken in (0, 1):  # cached, used
+        with pytest.raises(BlockStateError, match=rf"blocks \[{taken}\] cannot be withheld: they are not free"):
+            pool.withhold([taken, 3])
+    pool.withhold([3])
+    with pytest.raises(BlockStateError, match=r"blocks \[3\] cannot be withheld"):
+        pool.withhold([2, 3])
+    with pytest.raises(BlockStateError, match=r"blocks \[2\] cannot be restored: they are not withheld"):
+        pool.restore([2, 3])
+    for use in (pool.acquire, pool.keep, lambda block: pool.fence([block])):
+        with pytest.raises(BlockStateError):
+            use(3)
+    assert (pool.free, pool.cached, pool.used, pool.withheld) == (1, 1, 1, 1)
+
+
+def test_a_block_is_evicted_after_those_that_hang_on_it() -> None:
+    pool = BlockPool(3, 16)
+    pool.allocate(3)
+    for block in (0, 1, 2):
+        pool.keep(block)
+    pool.release_all([0, 1, 2])
+    behind = {0: 1}  # 1 is reachable through 0 only
+    asked: list[int] = []
+
+    def evict(block: int) -> int:
+        asked.append(block)
+        victim = behind.pop(block, block)
+        pool.forget(victim)
+        return victim
+
+    pool.evict = evict
+    pool.evict_block(0)
+    assert asked == [0, 0]
+    assert pool.cached_blocks() == [2]
+    assert pool.free == 2
+    pool.evict_block(0)  # it is free by now
+    assert asked == [0, 0]
+
+
 def test_no_blocks_are_refused() -> None:
     with pytest.raises(UsageError, match="at least one block"):
         BlockPool(0, 16)
@@ -156,6 +211,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.pool = BlockPool(self.total, 16)
         self.refs = dict.fromkeys(range(self.total), 0)
         self.kept: set[int] = set()
+        self.withheld: set[int] = set()
         self.order: list[int] = []  # kept blocks, in the order in which they were last let go
         self.fences: list[tuple[Fence, list[int]]] = []
 
@@ -163,7 +219,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
         return any(block in blocks for _, blocks in self.fences)
 
     def free(self) -> set[int]:
-        return {b for b, refs in self.refs.items() if not refs and b not in self.kept and not self.fenced(b)}
+        empty = {b for b, refs in self.refs.items() if not refs and b not in self.kept and not self.fenced(b)}
+        return empty - self.withheld
 
     def cached(self) -> list[int]:
         return [b for b in self.order if not self.refs[b] and b in self.kept and not self.fenced(b)]
@@ -215,6 +272,30 @@ class PoolAgainstModel(RuleBasedStateMachine):
             with pytest.raises(BlockStateError):
                 self.pool.keep(block)
 
+    @rule(blocks=st.sets(st.integers(0, total - 1)))
+    def withhold(self, blocks: set[int]) -> None:
+        if blocks <= self.free():
+            self.pool.withhold(blocks)
+            self.withheld |= blocks
+        else:
+            with pytest.raises(BlockStateError):
+                self.pool.withhold(blocks)
+
+    @rule(blocks=st.sets(st.integers(0, total - 1)))
+    def restore(self, blocks: set[int]) -> None:
+        if blocks <= self.withheld:
+            self.pool.restore(blocks)
+            self.withheld -= blocks
+        else:
+            with pytest.raises(BlockStateError):
+                self.pool.restore(blocks)
+
+    @rule(block=st.integers(0, total - 1))
+    def evict_block(self, block: int) -> None:
+        if block in self.cached():
+            self.kept.remove(block)
+        self.pool.evict_block(block)
+
     @rule(blocks=st.lists(st.integers(0, total - 1), unique=True))
     def fence(self, blocks: list[int]) -> None:
         empty = [b for b in blocks if not (self.refs[b] or b in self.kept or self.fenced(b))]
@@ -241,9 +322,11 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.pool.check()
         assert self.pool.refs == list(self.refs.values())
         assert self.pool.free == len(self.free())
-        assert self.pool.cached == len(self.cached())
+        assert self.pool.cached_blocks() == self.cached()
+        assert self.pool.withheld == len(self.withheld)
         assert self.pool.used == sum(refs > 0 for refs in self.refs.values())
-        assert self.pool.free + self.pool.cached + self.pool.fenced + self.pool.used == self.total
+        states = (self.pool.free, self.pool.cached, self.pool.fenced, self.pool.used, self.pool.withheld)
+        assert sum(states) == self.total
 
 
 TestPoolAgainstModel = PoolAgainstModel.TestCase
