@@ -1,5 +1,6 @@
 """Where KV lives: geometry, memory region, block pool, block tables, prefix cache, swap space and scheduler."""
 
+from .balloon import Balloon
 from .block_cache import BlockCache, UnbackedCache
 from .blocks import BlockPool, Fence
 from .cache import PagedKVCache
@@ -16,6 +17,7 @@ from .table import BlockTable
 
 __all__ = [
     "BLOCK_TOKENS",
+    "Balloon",
     "BlockCache",
     "BlockPool",
     "BlockTable",

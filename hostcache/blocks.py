@@ -222,6 +222,10 @@ class BlockPool:
         """Whether the block's memory was given back."""
         return block in self._withheld
 
+    def is_idle(self, block: int) -> bool:
+        """Whether nobody refers to the block and nobody reads it: it is free, cached or withheld."""
+        return self.refs[block] == 0 and not self._fences[block]
+
     def would_free(self, block: int) -> bool:
         """Whether giving up one reference makes the block available at once."""
         return self.refs[block] == 1 and not self._fences[block]

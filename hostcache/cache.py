@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._kv import ffi, lib
+from .balloon import Balloon
 from .blocks import BlockPool
 from .errors import BlockStateError, UsageError
 from .geometry import KVGeometry
@@ -74,6 +75,10 @@ class PagedKVCache:
     def table(self) -> BlockTable:
         """An empty block table over this cache."""
         return BlockTable(self.pool, self.copy_block)
+
+    def balloon(self) -> Balloon:
+        """What lends the memory of unused blocks to the rest of the machine; one per cache."""
+        return Balloon(self.pool, self._region, self.geometry.block_bytes)
 
     def write(
         self, layer: int, slots: NDArray[np.int64], keys: NDArray[np.float32], values: NDArray[np.float32]

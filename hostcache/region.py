@@ -125,40 +125,42 @@ class Region:
         return HeapRegion(nbytes, pieces, PREFERRED_HEAPS if heaps is None else heaps)
 
     @property
-    def give_back_unit(self) -> int:
-        """Bytes in whose multiples memory can be given back; 0: none can.
+    def page_bytes(self) -> int:
+        """Bytes of a page, in whose multiples memory goes back to the kernel.
 
-        Of a huge page that is given back in part the kernel frees nothing until it finds the time to split it, so a
-        region of huge pages gives back whole ones. A DMA heap's pages stay, and so do pages that are locked in memory
-        or in use by a device.
+        Of a huge page that is given back in part the kernel frees nothing until it finds the time to split it, so
+        where there may be huge pages only whole ones go.
         """
-        if not self._gives_back or self._users:
-            return 0
         return HUGE_PAGE if self.huge_pages else mmap.PAGESIZE
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether pages can go back to the kernel: not a DMA heap's, nor locked ones, nor while a device uses them."""
+        return self._gives_back and not self._users and not self._map.closed
 
     def give_back(self, offset: int, nbytes: int) -> bool:
         """Give pages back to the kernel: whoever reads there finds zeros, and memory is taken again on a touch.
 
         Args:
-            offset: of the first byte in `buffer`; a multiple of `give_back_unit`.
+            offset: of the first byte in `buffer`; a multiple of `page_bytes`.
             nbytes: a multiple of it, too.
 
         Returns:
-            Whether they are gone. If not they are as they were, since they are locked or the kernel knows no such
-            call, and `give_back_unit` is 0 from now on.
+            Whether they are gone. If not they are as they were; `gives_back` is false from now on if they are locked,
+            or the kernel knows no such call.
 
         Raises:
-            UsageError: the range is not in the region, or not of whole units.
+            UsageError: the range is not in the region, or not of whole pages.
         """
-        unit = self.give_back_unit
-        if not unit:
+        if not self.gives_back:
             return False
-        if offset % unit or nbytes % unit or nbytes < 1 or not 0 <= offset <= self.nbytes - nbytes:
+        page = self.page_bytes
+        if offset % page or nbytes % page or nbytes < 1 or not 0 <= offset <= self.nbytes - nbytes:
             raise UsageError(
-                f"{nbytes} bytes at {offset} cannot be given back: whole units of {unit} among {self.nbytes} can",
+                f"{nbytes} bytes at {offset} cannot be given back: whole pages of {page} among {self.nbytes} can",
                 offset=offset,
                 nbytes=nbytes,
-                unit=unit,
+                page_bytes=page,
             )
         advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
         try:

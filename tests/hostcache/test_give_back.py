@@ -37,8 +37,7 @@ def is_about(nbytes: int, expected: int) -> bool:
 
 def test_what_is_given_back_leaves_the_process_and_what_stays_is_untouched(region: Region) -> None:
     content, before = region.buffer.tobytes(), resident_bytes()
-    unit = region.give_back_unit
-    assert unit == (HUGE_PAGE if region.huge_pages else mmap.PAGESIZE)
+    assert region.page_bytes == (HUGE_PAGE if region.huge_pages else mmap.PAGESIZE)
     given = 5 * HUGE_PAGE
     assert region.give_back(2 * HUGE_PAGE, given)
     assert is_about(before - resident_bytes(), given)
@@ -59,7 +58,7 @@ def test_pages_that_come_again_are_zeros_and_those_beside_them_stay(region: Regi
 def test_a_region_smaller_than_a_huge_page_gives_back_pages() -> None:
     region = Region.anonymous(40 * mmap.PAGESIZE)
     region.buffer[:] = 7
-    assert region.give_back_unit == mmap.PAGESIZE
+    assert region.page_bytes == mmap.PAGESIZE
     assert region.give_back(3 * mmap.PAGESIZE, mmap.PAGESIZE)
     assert (region.buffer == 0).nonzero()[0].tolist() == list(range(3 * mmap.PAGESIZE, 4 * mmap.PAGESIZE))
     region.close()
@@ -83,10 +82,10 @@ def test_an_old_kernel_touches_the_pages_without_writing_them(take: Callable[[in
     ("offset", "nbytes"),
     [(1, HUGE_PAGE), (0, HUGE_PAGE - 1), (0, 0), (0, -HUGE_PAGE), (-HUGE_PAGE, HUGE_PAGE), (NBYTES, HUGE_PAGE)],
 )
-def test_only_whole_units_of_the_region_are_given_back(offset: int, nbytes: int) -> None:
+def test_only_whole_pages_of_the_region_are_given_back(offset: int, nbytes: int) -> None:
     region = Region.anonymous(NBYTES)
     region.buffer[:] = 7
-    with pytest.raises(UsageError, match=f"{nbytes} bytes at {offset} cannot be given back: whole units of"):
+    with pytest.raises(UsageError, match=f"{nbytes} bytes at {offset} cannot be given back: whole pages of"):
         region.give_back(offset, nbytes)
     assert (region.buffer == 7).all()
     region.close()
@@ -100,7 +99,7 @@ def test_locked_pages_stay(region: Region) -> None:
         pytest.skip("this user may not lock 2 MiB: see ulimit -l")
     content = region.buffer.tobytes()
     assert not region.give_back(0, 2 * HUGE_PAGE)
-    assert region.give_back_unit == 0
+    assert not region.gives_back
     assert not region.give_back(4 * HUGE_PAGE, HUGE_PAGE)  # not asked again
     assert region.buffer.tobytes() == content
 
@@ -109,7 +108,7 @@ def test_pages_that_a_device_uses_stay_until_it_lets_them_go(region: Region) -> 
     region.hold_pages()
     region.hold_pages()
     region.let_pages_go()
-    assert region.give_back_unit == 0
+    assert not region.gives_back
     assert not region.give_back(0, HUGE_PAGE)
     assert region.buffer[:HUGE_PAGE].any()
     region.let_pages_go()
@@ -130,10 +129,17 @@ def test_a_heap_keeps_its_pages() -> None:
         file.truncate(4096)
         region = Region("dma heap", 4096, mmap.mmap(file.fileno(), 4096))
     region.buffer[:] = 7
-    assert region.give_back_unit == 0
+    assert not region.gives_back
     assert not region.give_back(0, 4096)
     assert (region.buffer == 7).all()
     region.close()
+
+
+def test_a_closed_region_has_nothing_to_give() -> None:
+    region = Region.anonymous(NBYTES)
+    assert region.gives_back
+    region.close()
+    assert not region.give_back(0, HUGE_PAGE)
 
 
 def refusing(advice: int, error: int) -> type[mmap.mmap]:
