@@ -2,103 +2,22 @@
 
 from __future__ import annotations
 
-import struct
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .blocks import BlockPool
 from .errors import BlockStateError, UsageError
+from .namespace import Namespace
+from .pins import PrefixPins
+from .prefix_node import TOKEN_BYTES, PrefixHit, PrefixNode, bytes_of, common_tokens, resident_below, walk
 
 __all__ = ["Namespace", "PrefixCache", "PrefixHit", "PrefixNode"]
 
-TOKEN_BYTES = 4
-"""Tokens travel as int32."""
-
 PARTIAL_CANDIDATES = 64
 """Children looked at, newest first, for a partial match: bounds the cost under a prompt with thousands of them."""
-
-
-@dataclass(frozen=True)
-class Namespace:
-    """Whose KV may be shared with whom: requests share only when every field is equal.
-
-    Attributes:
-        numerics: names everything that changes KV bytes (weights, activation mode, dense runtime, RoPE, codec).
-        adapter: content id of a LoRA adapter, never its name.
-        salt: secret of a tenant; tenants with different salts never share.
-        prompt_version: version of the application's prompts, so that old ones can be invalidated.
-
-    Raises:
-        UsageError: a field is not valid Unicode text.
-    """
-
-    numerics: str
-    adapter: str = ""
-    salt: str = ""
-    prompt_version: str = ""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
-                raise UsageError(f"{name} is {value!r}; it must be text without surrogates", name=name, value=value)
-
-    def key(self) -> bytes:
-        """The fields, each typed by its name and prefixed with its length, so that no two namespaces collide."""
-        parts = []
-        for name in ("numerics", "adapter", "salt", "prompt_version"):
-            value = getattr(self, name).encode()
-            parts.append(struct.pack("<II", len(name), len(value)) + name.encode() + value)
-        return b"".join(parts)
-
-
-@dataclass(eq=False)
-class PrefixNode:
-    """The tokens of one block behind all the tokens of its parents.
-
-    A node outlives its bytes: it stays while children or running sequences refer to it, and gets bytes again
-    when somebody recomputes them.
-
-    Attributes:
-        number: identity, 64-bit, never reused, independent of where the bytes lie.
-        parent: the node in front; None for a root.
-        tokens: int32 bytes of this node's tokens; a block full, or fewer for a tail; a root's namespace key.
-        block: the block that holds the bytes, or -1.
-        children: full nodes behind this one, by their tokens.
-        tails: nodes with less than a block of tokens behind this one, by their tokens.
-        holders: running sequences whose last published node this is.
-        resident_children: children and tails that have bytes.
-    """
-
-    number: int
-    parent: PrefixNode | None
-    tokens: bytes
-    block: int = -1
-    children: dict[bytes, PrefixNode] = field(default_factory=dict)
-    tails: dict[bytes, PrefixNode] = field(default_factory=dict)
-    holders: int = 0
-    resident_children: int = 0
-    alive: bool = True
-
-
-@dataclass(frozen=True)
-class PrefixHit:
-    """What is known of a prompt. The receiver owns one reference per block, the partial source included.
-
-    Attributes:
-        blocks: full blocks, in order.
-        node: the node of the last of them (or the root): where publishing goes on.
-        partial: a block whose first `partial_tokens` tokens fit behind `blocks`, or -1. It is kept, so whoever
-            appends behind those tokens gets a private copy.
-        partial_tokens: tokens of `partial` that match.
-    """
-
-    blocks: list[int]
-    node: PrefixNode
-    partial: int = -1
-    partial_tokens: int = 0
 
 
 class PrefixCache:
@@ -111,6 +30,12 @@ class PrefixCache:
     Args:
         pool: holds the blocks; the cache becomes its evictor.
         wrap: turns a node's token bytes into its dictionary key; tests pass one with a weak hash.
+        max_pinned: most blocks that may be pinned; None: half of the pool.
+        clock: seconds, for the end of pins.
+
+    Attributes:
+        on_invalidate: set by whoever keeps what this cache knows somewhere else; called with the arguments of
+            `invalidate`.
 
     Example:
         >>> import numpy as np
@@ -124,7 +49,14 @@ class PrefixCache:
         ([0], [])
     """
 
-    def __init__(self, pool: BlockPool, wrap: Callable[[bytes], bytes] | None = None) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        wrap: Callable[[bytes], bytes] | None = None,
+        *,
+        max_pinned: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pool = pool
         self._wrap = wrap or (lambda tokens: tokens)
         self._key_bytes = pool.block_tokens * TOKEN_BYTES
@@ -132,6 +64,8 @@ class PrefixCache:
         self._versions: dict[bytes, str] = {}  # namespace key -> prompt version
         self._by_block: dict[int, PrefixNode] = {}
         self._next_number = 0
+        self._pins = PrefixPins(pool, pool.total // 2 if max_pinned is None else max_pinned, clock)
+        self.on_invalidate: Callable[[Namespace | None, str | None], object] | None = None
         pool.evict = self._evict
 
     @property
@@ -142,7 +76,7 @@ class PrefixCache:
     @property
     def nodes(self) -> int:
         """Nodes in the tree, roots included: for tests and reports. O(nodes)."""
-        return sum(1 for root in self._roots.values() for _ in _walk(root))
+        return sum(1 for root in self._roots.values() for _ in walk(root))
 
     def root(self, namespace: Namespace) -> PrefixNode:
         """The root of a namespace."""
@@ -169,20 +103,16 @@ class PrefixCache:
         Raises:
             UsageError: the tokens are not int32.
         """
-        key_bytes = self._key_bytes
-        text = _bytes_of(tokens)[: max(len(tokens) - 1, 0) * TOKEN_BYTES]
+        self.expire_pins()
+        text = bytes_of(tokens)[: max(len(tokens) - 1, 0) * TOKEN_BYTES]
         node = self.root(namespace)
         blocks: list[int] = []
-        offset = 0
-        while offset + key_bytes <= len(text):
-            child = node.children.get(self._wrap(text[offset : offset + key_bytes]))
-            if child is None or child.block < 0:
-                break
+        for child in self._known(node, text):
             self._pool.acquire(child.block)
             blocks.append(child.block)
             node = child
-            offset += key_bytes
-        partial, matched = self._match_partial(node, text[offset : offset + key_bytes])
+        offset = len(blocks) * self._key_bytes
+        partial, matched = self._match_partial(node, text[offset : offset + self._key_bytes])
         node.holders += 1
         if partial is None:
             return PrefixHit(blocks, node)
@@ -205,7 +135,7 @@ class PrefixCache:
         """
         if not node.alive:  # its namespace was invalidated while the sequence ran
             return node
-        text = _bytes_of(tokens)
+        text = bytes_of(tokens)
         is_tail = len(text) < self._key_bytes
         if not text or len(text) > self._key_bytes:
             raise UsageError(f"a node holds 1..{self._pool.block_tokens} tokens, got {len(tokens)}", tokens=len(tokens))
@@ -240,7 +170,7 @@ class PrefixCache:
     def invalidate(self, *, namespace: Namespace | None = None, prompt_version: str | None = None) -> int:
         """Forget a namespace, every namespace of a prompt version, or (without arguments) everything.
 
-        New requests never hit what was forgotten; running sequences keep their blocks and finish.
+        New requests never hit what was forgotten; running sequences keep their blocks and finish; pins end.
 
         Returns:
             Blocks that were forgotten.
@@ -249,10 +179,13 @@ class PrefixCache:
             keys = [key for key in (namespace.key(),) if key in self._roots]
         else:
             keys = [key for key, version in self._versions.items() if prompt_version in (None, version)]
+        if self.on_invalidate is not None:
+            self.on_invalidate(namespace, prompt_version)
         forgotten = 0
         for key in keys:
+            self._pins.release_space(key)
             del self._versions[key]
-            for node in list(_walk(self._roots.pop(key))):
+            for node in list(walk(self._roots.pop(key))):
                 node.alive = False
                 if node.block >= 0:
                     self._drop_bytes(node)
@@ -265,6 +198,55 @@ class PrefixCache:
         self._drop_bytes(node)
         self._prune(node)
 
+    def known_tokens(self, namespace: Namespace, tokens: NDArray[np.int32]) -> int:
+        """Leading tokens of a prompt whose KV is in full blocks of the pool. Takes nothing.
+
+        Raises:
+            UsageError: the tokens are not int32.
+        """
+        return len(self._resident(namespace, bytes_of(tokens))) * self._pool.block_tokens
+
+    def pin(self, namespace: Namespace, tokens: NDArray[np.int32], owner: str, seconds: float) -> int:
+        """Keep the beginning of a prompt, as far as its KV is in full blocks of the pool, from being evicted.
+
+        Pinned blocks count as used. Pinning the same again renews it; what was computed meanwhile is pinned, too.
+
+        Args:
+            namespace: whose KV.
+            tokens: int32 `[n]`, the prompt.
+            owner: on whose behalf, for `unpin`.
+            seconds: how long at most, by the clock.
+
+        Returns:
+            Tokens that are pinned; 0 if nothing of the prompt is there.
+
+        Raises:
+            UsageError: more blocks than may be pinned, `seconds` is not positive, or the tokens are not int32.
+        """
+        self.expire_pins()
+        text = bytes_of(tokens)
+        blocks = [node.block for node in self._resident(namespace, text)]
+        if blocks:
+            self._pins.add(owner, namespace.key(), text, blocks, seconds)
+        return len(blocks) * self._pool.block_tokens
+
+    def unpin(self, owner: str) -> int:
+        """End all pins of an owner; returns how many. Their blocks stay known, and may be evicted again."""
+        return self._pins.release(owner)
+
+    def expire_pins(self) -> int:
+        """End the pins whose time is over; returns how many. O(1) while there is none."""
+        return self._pins.expire()
+
+    @property
+    def pinned(self) -> int:
+        """Blocks that are pinned."""
+        return self._pins.blocks
+
+    def pinned_blocks(self) -> set[int]:
+        """Ids of the blocks that are pinned, each with one reference for it: for tests and reports."""
+        return self._pins.ids()
+
     def check(self) -> None:
         """Prove that tree, block index and pool agree. O(nodes): for tests and idle moments.
 
@@ -273,7 +255,7 @@ class PrefixCache:
         """
         resident = {}
         for root in self._roots.values():
-            for node in _walk(root):
+            for node in walk(root):
                 below = list(node.children.values()) + list(node.tails.values())
                 if node.resident_children != sum(child.block >= 0 for child in below):
                     raise BlockStateError(f"node {node.number} miscounts its resident children", node=node.number)
@@ -281,6 +263,23 @@ class PrefixCache:
                     resident[node.block] = node
         if resident != self._by_block or any(not self._pool.is_kept(block) for block in resident):
             raise BlockStateError(f"{len(resident)} blocks in the tree, {len(self._by_block)} in the index")
+
+    def _resident(self, namespace: Namespace, text: bytes) -> list[PrefixNode]:
+        """The nodes of a text's full blocks that are in the pool."""
+        root = self._roots.get(namespace.key())
+        return [] if root is None else self._known(root, text)
+
+    def _known(self, node: PrefixNode, text: bytes) -> list[PrefixNode]:
+        """The nodes of `text`'s full blocks behind `node`, up to the first without bytes."""
+        key_bytes = self._key_bytes
+        path = []
+        for offset in range(0, len(text) - key_bytes + 1, key_bytes):
+            child = node.children.get(self._wrap(text[offset : offset + key_bytes]))
+            if child is None or child.block < 0:
+                break
+            path.append(child)
+            node = child
+        return path
 
     def _match_partial(self, node: PrefixNode, text: bytes) -> tuple[PrefixNode | None, int]:
         """The child or tail of `node` that shares most leading tokens with `text`, and how many."""
@@ -291,7 +290,7 @@ class PrefixCache:
         for siblings in (node.tails, node.children):
             for _, child in zip(range(PARTIAL_CANDIDATES), reversed(siblings.values()), strict=False):
                 if child.block >= 0 and child.tokens.startswith(first):
-                    tokens = _common_tokens(child.tokens, text)
+                    tokens = common_tokens(child.tokens, text)
                     if tokens > best_tokens:
                         best, best_tokens = child, tokens
         return best, best_tokens
@@ -309,7 +308,7 @@ class PrefixCache:
         """Pool callback: forget the least recently used cached block, or rather a cached leaf below it."""
         node = self._by_block[oldest]
         while node.resident_children:
-            below = next((child for child in _below(node) if self._pool.is_cached(child.block)), None)
+            below = next((child for child in resident_below(node) if self._pool.is_cached(child.block)), None)
             if below is None:
                 break
             node = below
@@ -338,34 +337,3 @@ class PrefixCache:
     def _new_node(self, parent: PrefixNode | None, tokens: bytes) -> PrefixNode:
         self._next_number += 1
         return PrefixNode(self._next_number, parent, tokens)
-
-
-def _bytes_of(tokens: NDArray[np.int32]) -> bytes:
-    """Tokens as the tree holds them; any other type would make other tokens of the same bytes."""
-    if tokens.dtype != np.int32:
-        raise UsageError(f"tokens must be int32, got {tokens.dtype}: pass tokens.astype(np.int32)", dtype=tokens.dtype)
-    return tokens.tobytes()
-
-
-def _below(node: PrefixNode) -> list[PrefixNode]:
-    """Resident children and tails."""
-    return [child for child in (*node.tails.values(), *node.children.values()) if child.block >= 0]
-
-
-def _walk(root: PrefixNode) -> list[PrefixNode]:
-    """Every node of a tree, parents before children."""
-    found = [root]
-    for node in found:  # grows while it is walked
-        found.extend(node.children.values())
-        found.extend(node.tails.values())
-    return found
-
-
-def _common_tokens(left: bytes, right: bytes) -> int:
-    """Leading tokens that two runs of int32 tokens share."""
-    size = min(len(left), len(right)) // TOKEN_BYTES
-    for token in range(size):
-        at = token * TOKEN_BYTES
-        if left[at : at + TOKEN_BYTES] != right[at : at + TOKEN_BYTES]:
-            return token
-    return size

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from hostcache.blocks import BlockPool
 from hostcache.cache import PagedKVCache
-from hostcache.prefix import TOKEN_BYTES, Namespace, PrefixCache, PrefixHit, PrefixNode
+from hostcache.prefix import Namespace, PrefixCache, PrefixHit, PrefixNode
+from hostcache.prefix_node import TOKEN_BYTES
 from hostcache.request import FinishReason, Request
 from hostcache.scheduler import Scheduler
 from hostcache.step import StepPlan

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 from hostcache import KVGeometry, PagedKVCache, SwapSpace, SwapTicket
+from hostcache.bandwidth import Bandwidth
 from hostcache.errors import BlockStateError, OutOfBlocks, RegionError, SwapError, UsageError
-from hostcache.swap import Bandwidth
 from hostcache.swap_store import FileStore
 
 SMALL = KVGeometry(layers=2, kv_heads=1, head_dim=8, block_tokens=4)

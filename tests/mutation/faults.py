@@ -83,6 +83,20 @@ BYTES = group(
     ("a copied block seems empty", "self._written[:, destination] = tokens", "self._written[:, destination] = 0"),
 )
 
+NAMESPACE = group(
+    "hostcache/namespace.py",
+    "hostcache/test_prefix.py",
+    ("the tenant's salt is not in the key", '"adapter", "salt", "prompt_version"):', '"adapter", "prompt_version"):'),
+    ("a namespace's fields run into each other", 'struct.pack("<II", len(name), len(value)) + name.encode() + value', "name.encode() + value"),
+)
+
+PREFIX_NODE = group(
+    "hostcache/prefix_node.py",
+    "hostcache/test_prefix.py",
+    ("a partial match counts a token too many", "            return token\n", "            return token + 1\n"),
+    ("tokens of another type are taken as they come", "if tokens.dtype != np.int32:", "if False:"),
+)
+
 PREFIX = group(
     "hostcache/prefix.py",
     "hostcache/test_prefix.py hostcache/test_prefix_stateful.py hostcache/test_collisions.py",
@@ -96,7 +110,6 @@ PREFIX = group(
     ("a partial hit takes no reference", "        self._pool.acquire(partial.block)\n", ""),
     ("a node without bytes is a hit", "if child is None or child.block < 0:", "if child is None:"),
     ("an equal child's block is replaced", "if child.block < 0 and not self._pool.is_kept(block):", "if not self._pool.is_kept(block):"),
-    ("a partial match counts a token too many", "            return token\n", "            return token + 1\n"),
     ("publishing goes on behind what was invalidated", "if not node.alive:", "if False:"),
     ("invalidated nodes stay alive", "node.alive = False", "pass"),
     ("invalidation spares the prompt version it was asked for", "if prompt_version in (None, version)", "if prompt_version is None"),
@@ -109,9 +122,6 @@ PREFIX = group(
     ("evictions are not counted at the parent", "node.parent.resident_children -= 1", "pass"),
     ("a tail that says nothing new keeps its block", "if tail is not None and tail.block >= 0:", "if False:"),
     ("a tail without bytes stays in the tree", "            self._prune(child)  #", "            #"),
-    ("the tenant's salt is not in the key", '"adapter", "salt", "prompt_version"):', '"adapter", "prompt_version"):'),
-    ("a namespace's fields run into each other", 'struct.pack("<II", len(name), len(value)) + name.encode() + value', "name.encode() + value"),
-    ("tokens of another type are taken as they come", "if tokens.dtype != np.int32:", "if False:"),
 )
 
 SCHEDULER = group(
@@ -622,6 +632,8 @@ FAULTS = [
     *POOL,
     *TABLE,
     *BYTES,
+    *NAMESPACE,
+    *PREFIX_NODE,
     *PREFIX,
     *SCHEDULER,
     *STEP,

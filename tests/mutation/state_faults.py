@@ -24,8 +24,12 @@ SWAP = [
         ("free blocks are swapped out", "if not pool.refs[block] and not pool.is_kept(block):", "if False:"),
         ("a block that came back seems full", "self._tokens[slot] = self._cache.tokens_written(block)", "self._tokens[slot] = self._cache.geometry.block_tokens"),
         ("the way back costs nothing", "return self._out.seconds_for(nbytes) + self._back.seconds_for(nbytes)", "return self._out.seconds_for(nbytes)"),
-        ("old measurements weigh as much as new ones", "self._seconds = self._seconds * REMEMBERED + seconds", "self._seconds = self._seconds + seconds"),
         ("the swap space's check is blind", "if sorted(behind + self._free) != list(range(self.total)):", "if False:"),
+    ),
+    *group(
+        "hostcache/bandwidth.py",
+        "hostcache/test_swap.py",
+        ("old measurements weigh as much as new ones", "self._seconds = self._seconds * REMEMBERED + seconds", "self._seconds = self._seconds + seconds"),
     ),
     *group(
         "hostcache/swap_store.py",
@@ -45,4 +49,29 @@ SWAP = [
     ),
 ]
 
-STATE_FAULTS = SWAP
+PINS = [
+    *group(
+        "hostcache/pins.py",
+        "hostcache/test_pins.py",
+        ("a pin refers to nothing", "            self._pool.acquire(block)\n", "            pass\n"),
+        ("the first of two pins to end lets a block go", "            if not self._holders[block]:\n                del self._holders[block]\n                self._pool.release(block)", "            if block in self._holders:\n                del self._holders[block]\n                self._pool.release(block)"),
+        ("ended pins keep their blocks", "                self._pool.release(block)\n", "                pass\n"),
+        ("the cap counts what is pinned twice", "if self.blocks + len(fresh) > self.max_blocks:", "if self.blocks + len(blocks) > self.max_blocks:"),
+        ("there is no cap", "if self.blocks + len(fresh) > self.max_blocks:", "if False:"),
+        ("a renewed pin keeps its old blocks, too", "        if old is not None:\n            self._let_go(old)\n", ""),
+        ("a pin ends a moment late", "if pin.until <= now)", "if pin.until < now)"),
+        ("pins never end", "if now < self._next_end:", "if True:"),
+        ("the next end is not noted", "        self._holders.update(blocks)\n        old = self._pins.get(name)\n        self._pins[name] = Pin(tuple(blocks), self._clock() + seconds)\n        if old is not None:\n            self._let_go(old)\n        self._note_next_end()", "        self._holders.update(blocks)\n        old = self._pins.get(name)\n        self._pins[name] = Pin(tuple(blocks), self._clock() + seconds)\n        if old is not None:\n            self._let_go(old)"),
+        ("an owner ends everybody's pins", "if name[0] == owner)", "if name)"),
+        ("pins of another namespace end with it", "if name[1] == space)", "if name)"),
+    ),
+    *group(
+        "hostcache/prefix.py",
+        "hostcache/test_pins.py",
+        ("invalidated prefixes stay pinned", "            self._pins.release_space(key)\n", ""),
+        ("nobody hears of invalidations", "            self.on_invalidate(namespace, prompt_version)\n", "            pass\n"),
+        ("a lookup does not end pins", "        self.expire_pins()\n        text = bytes_of(tokens)[", "        text = bytes_of(tokens)["),
+    ),
+]
+
+STATE_FAULTS = [*SWAP, *PINS]
