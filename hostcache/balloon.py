@@ -55,18 +55,25 @@ class Balloon:
         """Whether the region gives memory back at all."""
         return self._granules > 0 and self._region.gives_back
 
-    def inflate(self, nbytes: int) -> int:
+    def inflate(self, nbytes: int, spare: int = 0) -> int:
         """Give back at least `nbytes`, or as much as there is.
 
         Free blocks go first, then the cached ones that were used longest ago; among equals those with the highest
         numbers, which the pool hands out last.
+
+        Args:
+            nbytes: rounded up to granules.
+            spare: blocks that stay available whatever is asked for.
 
         Returns:
             Bytes that went; 0 if the region keeps its pages or every granule holds a block in use.
         """
         given = 0
         for granule in self._by_loss():
-            if given >= nbytes or not self._give(granule):
+            if given >= nbytes:
+                break
+            lost = sum(not self._pool.is_withheld(block) for block in self._blocks(granule))
+            if self._pool.available - lost < spare or not self._give(granule):
                 break
             given += self._granule_bytes
         return given

@@ -61,6 +61,18 @@ def test_what_is_asked_for_is_rounded_up_to_granules_and_what_is_taken_down() ->
     assert pool.is_withheld(3)
 
 
+def test_some_blocks_are_spared() -> None:
+    pool, _, balloon = bench(6)
+    cached(pool, 0, 1, 2)
+    assert balloon.inflate(6 * PAGE, spare=2) == 4 * PAGE
+    assert pool.cached_blocks() == [1, 2]
+    assert balloon.inflate(6 * PAGE, spare=2) == 0
+    assert balloon.inflate(6 * PAGE, spare=1) == PAGE
+    pool, _, balloon = bench(8, block_bytes=PAGE // 4)  # four blocks go at a time
+    assert balloon.inflate(PAGE, spare=5) == 0
+    assert balloon.inflate(2 * PAGE, spare=4) == PAGE
+
+
 def test_used_fenced_and_pinned_blocks_keep_their_bytes() -> None:
     pool, region, balloon = bench(5)
     region.buffer[:] = 7
@@ -229,11 +241,13 @@ class BalloonUnderTraffic(RuleBasedStateMachine):
             self.prefix.release_node(self.prefix.publish(root, tokens, block))
         self.pool.release(block)
 
-    @rule(nbytes=st.integers(0, 150))
-    def inflate(self, nbytes: int) -> None:
+    @rule(nbytes=st.integers(0, 150), spare=st.integers(0, 6))
+    def inflate(self, nbytes: int, spare: int) -> None:
+        available = self.pool.available
         before, cached = self.balloon.given_bytes, self.pool.cached_blocks()
         used = self.pool.used
-        given = self.balloon.inflate(nbytes)
+        given = self.balloon.inflate(nbytes, spare)
+        assert self.pool.available >= min(available, spare)
         assert self.balloon.given_bytes == before + given
         assert self.pool.used == used
         if self.pool.cached_blocks() != cached:
