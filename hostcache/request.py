@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import RockpageError
+from .fairness import ClientAccount
 from .prefix import Namespace, PrefixNode
+from .swap import SwapTicket
 from .table import BlockTable
 
-__all__ = ["FinishReason", "Request", "RequestState"]
+__all__ = ["FinishReason", "Request", "RequestState", "SwappedTail"]
 
 
 class RequestState(enum.Enum):
@@ -20,7 +23,7 @@ class RequestState(enum.Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    PREEMPTED = "preempted"  # waits again, at the place it had; everything will be recomputed
+    PREEMPTED = "preempted"  # waits again, at the place it had
     FINISHED = "finished"
 
 
@@ -33,7 +36,22 @@ class FinishReason(enum.Enum):
     FAILED = "failed"  # see `Request.error`
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class SwappedTail:
+    """What was swapped out of a preempted request: its blocks behind those that others hold, too.
+
+    Attributes:
+        ticket: for the blocks' bytes.
+        first: index of the first of them in the request's table.
+        tokens: of the whole sequence whose KV had been computed.
+    """
+
+    ticket: SwapTicket
+    first: int
+    tokens: int
+
+
+@dataclass(eq=False, slots=True)
 class Request:
     """One sequence that grows token by token.
 
@@ -47,11 +65,25 @@ class Request:
         computed: leading tokens whose KV is in the table (or will be once the step in flight is committed).
         node: last published node, held; None while it waits.
         published: full blocks that `node` stands behind.
-        hit_tokens: tokens that came from the prefix cache when it was last admitted.
-        computed_tokens: tokens whose KV was computed for it over its whole life, recomputation included.
+        hit_tokens: tokens that need not be computed when it was last admitted: the prefix cache had them, or they were
+            swapped in.
         preemptions: how often it lost its blocks.
         in_flight: it is part of a step that was scheduled and not yet committed.
         doomed: why it ends as soon as the step in flight is over; None if it does not.
+        priority: as given; higher goes first.
+        account: what its client has had.
+        deadline: time by which it must have ended.
+        admit_by: time by which it must have been admitted for the first time.
+        age: levels it has gained by waiting.
+        waited: seconds it waited before it was last admitted.
+        waiting_since: while it waits, when that would have begun had it waited all the time.
+        promotion: when it gains the next level; None while it does not wait.
+        skips: later requests that were admitted while it did not fit.
+        dedup_steps: steps for which it waited for another one to compute what both begin with.
+        promised: blocks that admission keeps for it.
+        announced: what it will publish next, see `hostcache.dedup`.
+        swapped: what lies in the swap space for it.
+        computed_earlier: tokens computed for it before it was last admitted.
     """
 
     id: int
@@ -65,12 +97,25 @@ class Request:
     node: PrefixNode | None = None
     published: int = 0
     hit_tokens: int = 0
-    computed_tokens: int = 0
     preemptions: int = 0
     in_flight: bool = False
     doomed: FinishReason | None = None
     finish_reason: FinishReason | None = None
-    error: RockpageError | None = field(default=None)
+    error: RockpageError | None = None
+    priority: int = 0
+    account: ClientAccount = field(default_factory=ClientAccount)
+    deadline: float = math.inf
+    admit_by: float = math.inf
+    age: int = 0
+    waited: float = 0.0
+    waiting_since: float = 0.0
+    promotion: float | None = None
+    skips: int = 0
+    dedup_steps: int = 0
+    promised: int = 0
+    announced: tuple[int, bytes] | None = None
+    swapped: SwappedTail | None = None
+    computed_earlier: int = 0
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -81,6 +126,21 @@ class Request:
     def output(self) -> NDArray[np.int32]:
         """Output so far."""
         return self.buffer[self.prompt_length : self.length]
+
+    @property
+    def level(self) -> int:
+        """Its priority, and what waiting has added to it; unchanged while it runs."""
+        return self.priority + self.age
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among those that run: the highest level first, then in order of arrival."""
+        return -self.level, self.id
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose KV was computed for it over its whole life, recomputation included."""
+        return self.computed_earlier + self.computed - self.hit_tokens
 
     @property
     def remaining(self) -> int:

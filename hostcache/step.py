@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .decode_batch import DecodeRows
 from .request import Request
 
 __all__ = ["Chunk", "StepPlan"]
@@ -34,17 +36,19 @@ class StepPlan:
     """What to compute in one step. Every array is the plan's own: nothing in it changes later.
 
     Attributes:
-        chunks: one per sequence, in batch order.
+        decodes: requests that compute their newest token and sample, one row each: the first rows.
+        prefills: what is computed of prompts, behind them.
         tokens: int32 `[rows]`.
         positions: int32 `[rows]`.
         slots: int64 `[rows]`, where each row's K and V go.
-        logit_rows: int64 `[samples]`, rows whose logits are wanted, in the order of the sampling chunks.
+        logit_rows: int64 `[samples]`, rows whose logits are wanted, in the order of `sampling`.
         query_starts: int32 `[sequences + 1]`, first row of each sequence.
         context_lens: int32 `[sequences]`, tokens each sequence holds after this step.
         tables: int32 `[sequences, width]`, block ids; unused entries are 0.
     """
 
-    chunks: list[Chunk]
+    decodes: list[Request]
+    prefills: Sequence[Chunk]
     tokens: NDArray[np.int32]
     positions: NDArray[np.int32]
     slots: NDArray[np.int64]
@@ -59,42 +63,88 @@ class StepPlan:
         return len(self.tokens)
 
     @property
+    def attended(self) -> int:
+        """Tokens that all rows look at, each row at those up to itself."""
+        return int(self.positions.sum(dtype=np.int64)) + self.rows
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """One per sequence, in batch order."""
+        decodes = zip(self.decodes, self.positions.tolist(), strict=False)  # prompts' rows are behind
+        return [Chunk(request, position, 1, True) for request, position in decodes] + list(self.prefills)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Whose tokens are computed, in batch order."""
+        return self.decodes + [chunk.request for chunk in self.prefills]
+
+    @property
     def sampling(self) -> list[Request]:
         """The requests that get a token from this step, in the order of `logit_rows`."""
-        return [chunk.request for chunk in self.chunks if chunk.samples]
+        return self.decodes + [chunk.request for chunk in self.prefills if chunk.samples]
 
     @classmethod
-    def build(cls, chunks: list[Chunk]) -> StepPlan:
-        """Flatten chunks whose slots have been taken."""
-        counts = [chunk.count for chunk in chunks]
-        query_starts = np.zeros(len(chunks) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_starts[1:])
-        rows = int(query_starts[-1])
-        tokens = np.empty(rows, dtype=np.int32)
-        positions = np.empty(rows, dtype=np.int32)
-        slots = np.empty(rows, dtype=np.int64)
-        width = max((len(chunk.request.table.blocks) for chunk in chunks), default=1)
-        tables = np.zeros((len(chunks), width), dtype=np.int32)
-        row = 0
-        for index, (request, start, count) in enumerate((c.request, c.start, c.count) for c in chunks):
-            ids = request.table.ids
-            tables[index, : len(ids)] = ids
-            if count == 1:
-                tokens[row] = request.buffer[start]
-                positions[row] = start
-                slots[row] = request.table.slot(start)
-            else:
-                tokens[row : row + count] = request.buffer[start : start + count]
-                positions[row : row + count] = np.arange(start, start + count)
-                slots[row : row + count] = request.table.slots(start, start + count)
-            row += count
+    def build(cls, prefills: Sequence[Chunk], decodes: DecodeRows | None = None) -> StepPlan:
+        """Flatten what is to be computed; its slots have been taken."""
+        if decodes is None or not decodes.requests:
+            return cls([], prefills, *_arrays_of(prefills))
+        count = len(decodes.requests)
+        starts, contexts = np.arange(count + 1, dtype=np.int32), decodes.positions + 1
+        own = decodes.tokens, decodes.positions, decodes.slots, np.arange(count), starts, contexts, decodes.tables
+        if not prefills:
+            return cls(decodes.requests, prefills, *own)
+        tokens, positions, slots, logit_rows, query_starts, context_lens, tables = _arrays_of(prefills)
         return cls(
-            chunks=chunks,
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            logit_rows=np.array([q - 1 for q, c in zip(query_starts[1:], chunks, strict=True) if c.samples], np.int64),
-            query_starts=query_starts,
-            context_lens=np.array([chunk.start + chunk.count for chunk in chunks], dtype=np.int32),
-            tables=tables,
+            decodes.requests,
+            prefills,
+            np.concatenate((decodes.tokens, tokens)),
+            np.concatenate((decodes.positions, positions)),
+            np.concatenate((decodes.slots, slots)),
+            np.concatenate((own[3], count + logit_rows)),
+            np.concatenate((starts, count + query_starts[1:])),
+            np.concatenate((contexts, context_lens)),
+            _one_below_the_other(decodes.tables, tables),
         )
+
+
+_Arrays = tuple[
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int64],
+    NDArray[np.int64],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int32],
+]
+"""As in `StepPlan`, from `tokens` to `tables`."""
+
+
+def _arrays_of(chunks: Sequence[Chunk]) -> _Arrays:
+    """The arrays of a plan of these chunks alone."""
+    query_starts = np.zeros(len(chunks) + 1, dtype=np.int32)
+    np.cumsum([chunk.count for chunk in chunks], out=query_starts[1:])
+    rows = int(query_starts[-1])
+    tokens = np.empty(rows, dtype=np.int32)
+    positions = np.empty(rows, dtype=np.int32)
+    slots = np.empty(rows, dtype=np.int64)
+    width = max((len(chunk.request.table.blocks) for chunk in chunks), default=1)
+    tables = np.zeros((len(chunks), width), dtype=np.int32)
+    row = 0
+    for index, (request, start, count) in enumerate((c.request, c.start, c.count) for c in chunks):
+        ids = request.table.ids
+        tables[index, : len(ids)] = ids
+        tokens[row : row + count] = request.buffer[start : start + count]
+        positions[row : row + count] = np.arange(start, start + count)
+        slots[row : row + count] = request.table.slots(start, start + count)
+        row += count
+    logit_rows = np.array([q - 1 for q, c in zip(query_starts[1:], chunks, strict=True) if c.samples], np.int64)
+    context_lens = np.array([chunk.start + chunk.count for chunk in chunks], dtype=np.int32)
+    return tokens, positions, slots, logit_rows, query_starts, context_lens, tables
+
+
+def _one_below_the_other(upper: NDArray[np.int32], lower: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Two sets of tables as one, as wide as the wider."""
+    tables = np.zeros((len(upper) + len(lower), max(upper.shape[1], lower.shape[1])), dtype=np.int32)
+    tables[: len(upper), : upper.shape[1]] = upper
+    tables[len(upper) :, : lower.shape[1]] = lower
+    return tables

@@ -105,6 +105,14 @@ class BlockTable:
             self._extend(fresh)
         self.length += count
 
+    def append_in_tail(self) -> bool:
+        """Give the next token a slot in the last block; False: that is full or not this table's alone."""
+        length, pool = self.length, self._pool
+        if length % pool.block_tokens == 0 or not pool.writable(self.blocks[-1]):
+            return False
+        self.length = length + 1
+        return True
+
     def fork(self) -> BlockTable:
         """A second table over the same blocks; whoever writes first gets a private copy of the tail."""
         child = BlockTable(self._pool, self._copy)
@@ -144,7 +152,7 @@ class BlockTable:
         return self._ids[positions // size].astype(np.int64) * size + positions % size
 
     def slot(self, position: int) -> int:
-        """Slot id of one position: the decode path's `slots`."""
+        """Slot id of one position."""
         size = self._pool.block_tokens
         return self.blocks[position // size] * size + position % size
 

@@ -5,15 +5,19 @@ The list is data: `FAULTS` maps a description to a function that plants the faul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hostcache.admission import Admission, NotNow
 from hostcache.blocks import BlockPool
 from hostcache.cache import PagedKVCache
+from hostcache.decode_batch import DecodeBatch, DecodeRows
+from hostcache.errors import RockpageError
+from hostcache.lifecycle import Lifecycle
 from hostcache.prefix import Namespace, PrefixCache, PrefixHit, PrefixNode
 from hostcache.prefix_node import TOKEN_BYTES
 from hostcache.request import FinishReason, Request
@@ -72,10 +76,10 @@ def _(original: Any) -> Any:
     return release
 
 
-@of_method(Scheduler, "_publish", "a block is published before it is full")
+@of_method(Lifecycle, "_publish", "a block is published before it is full")
 def _(original: Any) -> Any:
-    def publish(self: Scheduler, request: Request) -> None:
-        computed, size = request.computed, self._pool.block_tokens
+    def publish(self: Lifecycle, request: Request) -> None:
+        computed, size = request.computed, self._block_tokens
         request.computed = min(-(-computed // size) * size, request.length // size * size)
         original(self, request)
         request.computed = computed
@@ -152,39 +156,39 @@ def _(original: Any) -> Any:
     return lambda self: (self.numerics + self.adapter + self.prompt_version).encode()
 
 
-@of_method(Scheduler, "_admit", "a preempted request goes on where it was instead of being recomputed")
+@of_method(Admission, "admit", "a preempted request goes on where it was instead of being recomputed")
 def _(original: Any) -> Any:
-    def admit(self: Scheduler, request: Request) -> bool:
-        admitted: bool = original(self, request)
-        if admitted and request.preemptions and request.remaining > 1:
+    def admit(self: Admission, request: Request) -> NotNow | None:
+        obstacle: NotNow | None = original(self, request)
+        if obstacle is None and request.preemptions and request.remaining > 1:
             request.table.append(request.remaining - 1)
             request.computed = request.table.length
-        return admitted
+        return obstacle
 
     return admit
 
 
-@of_method(Scheduler, "_admit", "an admitted request counts a hit it did not get")
+@of_method(Admission, "admit", "an admitted request counts a hit it did not get")
 def _(original: Any) -> Any:
-    def admit(self: Scheduler, request: Request) -> bool:
-        admitted: bool = original(self, request)
-        if admitted and request.remaining > 1:
+    def admit(self: Admission, request: Request) -> NotNow | None:
+        obstacle: NotNow | None = original(self, request)
+        if obstacle is None and request.remaining > 1:
             request.table.append(1)
             request.computed += 1
-        return admitted
+        return obstacle
 
     return admit
 
 
-@of_method(Scheduler, "rollback", "a rolled back step keeps its slots")
+@of_method(Lifecycle, "take_back", "a rolled back step keeps its slots")
 def _(original: Any) -> Any:
-    def rollback(self: Scheduler, plan: StepPlan) -> None:
-        self._land(plan)
-        for chunk in plan.chunks:
-            if chunk.request.doomed is not None:
-                self._finish(chunk.request, chunk.request.doomed)
+    def take_back(self: Lifecycle, requests: Sequence[Request]) -> None:
+        for request in requests:
+            request.in_flight = False
+            if request.doomed is not None:
+                self._finish(request, request.doomed)
 
-    return rollback
+    return take_back
 
 
 @of_method(BlockTable, "truncate", "truncation forgets to give blocks back")
@@ -196,21 +200,36 @@ def _(original: Any) -> Any:
     return truncate
 
 
-@of_method(Scheduler, "end", "an abort frees blocks that the step in flight still writes")
+@of_method(Lifecycle, "end", "an abort frees blocks that the step in flight still writes")
 def _(original: Any) -> Any:
-    def end(self: Scheduler, request: Request, reason: FinishReason) -> None:
+    def end(self: Lifecycle, request: Request, reason: FinishReason, error: RockpageError | None = None) -> None:
         if not request.finished:
             self._finish(request, reason)
 
     return end
 
 
-@of_method(BlockTable, "slot", "a decode slot is off by one")
+@of_method(DecodeBatch, "rows", "a decode slot is off by one")
 def _(original: Any) -> Any:
-    def slot(self: BlockTable, position: int) -> int:
-        return int(original(self, max(position - 1, 0)))
+    def rows(self: DecodeBatch, requests: list[Request]) -> DecodeRows:
+        found: DecodeRows = original(self, requests)
+        found.slots[:] = np.maximum(found.slots - 1, 0)
+        return found
 
-    return slot
+    return rows
+
+
+@of_method(DecodeBatch, "table_changed", "the arrays of a sequence that decodes miss its new block")
+def _(original: Any) -> Any:
+    return lambda self, request: None
+
+
+@of_method(DecodeBatch, "remove", "the arrays of those behind one that ends stay where they were")
+def _(original: Any) -> Any:
+    def remove(self: DecodeBatch, request: Request) -> None:
+        del self.requests[self._place(request)]
+
+    return remove
 
 
 @of_method(BlockTable, "_replace_tail", "copy-on-write forgets the array of ids")
@@ -247,7 +266,7 @@ def _(original: Any) -> Any:
     def schedule(self: Scheduler) -> StepPlan:
         plan: StepPlan = original(self)
         if len(plan.chunks) > 1:
-            plan.tables[-1] = plan.tables[0]
+            plan.tables[-1] = plan.tables[0]  # a plan's arrays are its own, and may be spoilt
         return plan
 
     return schedule

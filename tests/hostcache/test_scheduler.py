@@ -134,7 +134,7 @@ def test_a_block_is_not_known_to_others_before_it_was_computed() -> None:
 
 
 def test_the_newest_gives_way_and_keeps_its_place() -> None:
-    bench = Bench(blocks=7)
+    bench = Bench(blocks=7, max_skips=0)
     first, second = bench.submit(10), bench.submit(10, start=100)
     bench.step()
     third = bench.submit(4, start=200)
@@ -260,7 +260,7 @@ def test_a_step_that_cannot_be_planned_takes_nothing(monkeypatch: pytest.MonkeyP
     bench.step()
     lengths = [first.table.length, second.table.length]
     with monkeypatch.context() as patch:
-        patch.setattr(StepPlan, "build", lambda chunks: 1 // 0)
+        patch.setattr(StepPlan, "build", lambda *_: 1 // 0)
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
                 bench.scheduler.schedule()
@@ -327,7 +327,7 @@ def test_a_step_that_cannot_be_planned_takes_no_slots(
     before = [request.table.length for request in (first, second)]
     with monkeypatch.context() as patch:
 
-        def refuse(_: object) -> StepPlan:
+        def refuse(*_: object) -> StepPlan:
             bench.scheduler.end(second, FinishReason.ABORTED)  # its client went away meanwhile
             raise error
 

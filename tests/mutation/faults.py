@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .fault import group
 from .model_faults import MODEL_FAULTS
+from .scheduler_faults import SCHEDULER_FAULTS
 from .state_faults import STATE_FAULTS
 
 __all__ = ["FAULTS"]
@@ -122,39 +123,6 @@ PREFIX = group(
     ("evictions are not counted at the parent", "node.parent.resident_children -= 1", "pass"),
     ("a tail that says nothing new keeps its block", "if tail is not None and tail.block >= 0:", "if False:"),
     ("a tail without bytes stays in the tree", "            self._prune(child)  #", "            #"),
-)
-
-SCHEDULER = group(
-    "hostcache/scheduler.py",
-    "hostcache/test_scheduler.py hostcache/test_scheduler_fork.py hostcache/test_shadow_oracle.py",
-    ("a block is published before it is full", "range(request.published, request.computed // size)", "range(request.published, -(-request.computed // size))"),
-    ("admission ignores what the running will need", "if needed + reserved > self._pool.available:", "if needed > self._pool.available:"),
-    ("admission leaves nothing free", "reserved += max(1, int(self._pool.total * self.config.watermark))", "pass"),
-    ("the private copy of a partial hit is not counted", "- len(hit.blocks)\n", "- len(hit.blocks) - (hit.partial >= 0)\n"),
-    ("a request that is not admitted leaks its hit", "            self._pool.release_all(blocks)\n", ""),
-    ("a request that is not admitted leaks its node", "            self._prefix.release_node(hit.node)\n", ""),
-    ("the oldest gives way", "for candidate in reversed(self.running):", "for candidate in self.running:"),
-    ("one gives way whose end frees nothing", " and any(map(self._pool.would_free, candidate.table.blocks))", ""),
-    ("who gave way waits behind the others", "bisect.insort(self.waiting, request, key=lambda waiting: waiting.id)", "self.waiting.append(request)"),
-    ("who gave way goes on where it was", "request.computed = request.hit_tokens = request.table.length", "request.hit_tokens = request.table.length"),
-    ("prompts go before decoding", "for request in decoding + prefilling:", "for request in prefilling + decoding:"),
-    ("a chunk is larger than the rows that are left", "count = min(request.remaining, rows, self", "count = min(request.remaining, self"),
-    ("an abort frees what the step in flight writes", "        if request.in_flight:\n", "        if False:\n"),
-    ("a rolled back step keeps its slots", "            chunk.request.table.truncate(chunk.start)\n", ""),
-    ("the last one that cannot grow waits for ever", "        else:\n            self._fail(request)\n", "        else:\n            self._preempt(request)\n"),
-    ("a fork runs beyond the limit", "if len(self.running) >= self.config.max_sequences:\n", "if False:\n"),
-    ("a fork does not hold its node", "        self._prefix.hold_node(parent.node)\n", ""),
-    ("an ended request holds on to its node", "            self._prefix.release_node(request.node)\n", ""),
-    ("an ended request keeps its blocks", "        request.table.release()\n", ""),
-    ("a step that cannot be planned keeps its slots", "            self._take_back(chunks)\n", ""),
-)
-
-STEP = group(
-    "hostcache/step.py",
-    "hostcache/test_scheduler.py",
-    ("a sequence does not see its own rows", "[chunk.start + chunk.count for chunk in chunks]", "[chunk.start for chunk in chunks]"),
-    ("the token before the last is sampled", "[q - 1 for q, c in zip", "[q - 2 for q, c in zip"),
-    ("positions count from 1", "np.arange(start, start + count)", "np.arange(start + 1, start + count + 1)"),
 )
 
 GATHER = group(
@@ -635,8 +603,7 @@ FAULTS = [
     *NAMESPACE,
     *PREFIX_NODE,
     *PREFIX,
-    *SCHEDULER,
-    *STEP,
+    *SCHEDULER_FAULTS,
     *GATHER,
     *STAGING,
     *DEVICE,

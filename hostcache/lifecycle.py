@@ -1,0 +1,106 @@
+"""How a request's state changes when a step was computed, or when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .errors import RockpageError
+from .request import FinishReason, Request, RequestState
+from .scheduler_state import SchedulerState
+from .step import StepPlan
+
+__all__ = ["Lifecycle"]
+
+
+class Lifecycle:
+    """Moves requests forward, back and to their end.
+
+    Args:
+        state: what goes with them.
+        clock: seconds.
+    """
+
+    def __init__(self, state: SchedulerState, clock: Callable[[], float]) -> None:
+        self._state = state
+        self._clock = clock
+        self._block_tokens = state.pool.block_tokens
+
+    def advance(self, plan: StepPlan, tokens: Sequence[int], stops: Sequence[bool]) -> None:
+        """A plan was computed: publish full blocks, append what was sampled."""
+        decodes, running, size = plan.decodes, self._state.running, self._block_tokens
+        running.decoding.advance(decodes, tokens[: len(decodes)])
+        for request, token, stop in zip(decodes, tokens, stops, strict=False):
+            request.in_flight = False
+            request.computed += 1
+            if request.computed % size == 0:
+                self._publish(request)
+            self._append(request, token, stop)
+        sampled = zip(tokens[len(decodes) :], stops[len(decodes) :], strict=True)
+        for chunk in plan.prefills:
+            request = chunk.request
+            request.in_flight = False
+            request.computed += chunk.count
+            self._publish(request)
+            if chunk.samples:
+                self._append(request, *next(sampled))
+            elif request.doomed is not None:
+                self._finish(request, request.doomed)
+            if not request.finished:
+                running.computed_chunk(request)
+
+    def take_back(self, requests: Sequence[Request]) -> None:
+        """The step that these are part of is not computed: undo what was taken for it."""
+        for request in requests:
+            request.in_flight = False
+            request.table.truncate(request.computed)
+            self._state.running.update(request)
+            if request.doomed is not None:
+                self._finish(request, request.doomed)
+
+    def end(self, request: Request, reason: FinishReason, error: RockpageError | None = None) -> None:
+        """End a request in whatever state it is, at once or after the step in flight; once is enough."""
+        if request.finished:
+            return
+        request.error = request.error or error
+        if request.in_flight:
+            request.doomed = request.doomed or reason
+        else:
+            self._finish(request, reason)
+
+    def _append(self, request: Request, token: int, stop: bool) -> None:
+        """One more token, unless the request was ended while its step was computed."""
+        if request.doomed is not None:
+            self._finish(request, request.doomed)
+            return
+        request.buffer[request.length] = token
+        request.length += 1
+        request.account.charge_output()
+        if stop or request.full:
+            self._finish(request, FinishReason.STOP if stop else FinishReason.LENGTH)
+
+    def _publish(self, request: Request) -> None:
+        """Make the request's newly computed full blocks known to others."""
+        size = self._block_tokens
+        for index in range(request.published, request.computed // size):
+            tokens = request.buffer[index * size : (index + 1) * size]
+            assert request.node is not None
+            request.node = self._state.prefix.publish(request.node, tokens, request.table.blocks[index])
+            request.published += 1
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        state = self._state
+        if request.state is RequestState.RUNNING:
+            self._publish(request)
+            tail = request.buffer[request.published * self._block_tokens : request.computed]
+            if request.node is not None and len(tail):
+                state.prefix.publish(request.node, tail, request.table.blocks[request.published])
+            state.running.leave(request)
+        else:
+            state.queue.remove(request, self._clock())
+        if request.swapped is not None and state.swap is not None:
+            state.swap.drop(request.swapped.ticket)
+            request.swapped = None
+        state.accounts.close(request.account)
+        state.stats.finished += 1
+        request.state = RequestState.FINISHED
+        request.finish_reason = reason

@@ -1,0 +1,102 @@
+"""Who gives way when blocks or places run out, and what becomes of what it has computed."""
+
+from __future__ import annotations
+
+import itertools
+
+from .request import Request, RequestState, SwappedTail
+from .scheduler_state import SchedulerState
+
+__all__ = ["Preemption"]
+
+
+class Preemption:
+    """Sends running requests back into the queue.
+
+    The lowest level gives way first, and the newest within it; never one whose blocks would not come free, and never
+    one that has lost them too often already.
+
+    Args:
+        state: who waits, who runs, and what there is.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._pool = state.pool
+        self._stats = state.stats
+        self._running = state.running
+        self._queue = state.queue
+        self._cost = state.cost
+        self._swap = state.swap
+
+    def victim_behind(self, request: Request) -> Request | None:
+        """Who gives way to a running request that must grow; None: nobody ranks below it that could."""
+        for candidate in self._running.lowest_first():
+            if candidate.rank <= request.rank:
+                return None
+            if self._may_give_way(candidate) and any(map(self._pool.would_free, reversed(candidate.table.blocks))):
+                return candidate
+        return None
+
+    def victims_for(self, request: Request, blocks: int, *, place: bool) -> list[Request]:
+        """Who gives way to a waiting request of higher priority.
+
+        Ageing brings a request to the front of the queue and protects it while it runs, but takes nothing from others:
+        the waiting one's priority is compared with the running one's level.
+
+        Args:
+            request: it waits.
+            blocks: how many it lacks; 0 or less: none.
+            place: whether it lacks a place in the running set.
+
+        Returns:
+            Those to preempt; none if not all it lacks would come free.
+        """
+        victims: list[Request] = []
+        freed = 0
+        for candidate in self._running.lowest_first():
+            if freed >= blocks and (victims or not place):
+                return victims
+            if candidate.level >= request.priority:
+                return []
+            if self._may_give_way(candidate):
+                gain = candidate.promised + sum(map(self._pool.would_free, candidate.table.blocks))
+                if gain or (place and not victims):
+                    victims.append(candidate)
+                    freed += gain
+        return victims if freed >= blocks else []
+
+    def preempt(self, request: Request, now: float) -> None:
+        """Take a running request's blocks; it waits again at the place it had."""
+        request.swapped = self._swap_out(request)
+        self._running.leave(request)
+        request.computed_earlier = request.computed_tokens
+        request.computed = request.hit_tokens = request.published = 0
+        request.preemptions += 1
+        request.state = RequestState.PREEMPTED
+        self._stats.preemptions += 1
+        self._queue.push(request, now)
+
+    def _may_give_way(self, request: Request) -> bool:
+        return not request.in_flight and not self._running.has_guarantee(request)
+
+    def _swap_out(self, request: Request) -> SwappedTail | None:
+        """Keep what nobody else holds of the request's KV, if bringing it back is cheaper than computing it again.
+
+        What others hold will be a hit. What only the prefix cache knows will not: blocks are being taken from running
+        requests, so whatever is merely cached goes before them.
+        """
+        if self._swap is None or not request.computed:
+            return None
+        blocks = request.table.blocks
+        first = sum(1 for _ in itertools.takewhile(lambda block: self._pool.refs[block] > 1, blocks))
+        front = first * self._pool.block_tokens
+        if front >= request.computed:
+            return None
+        recomputing = self._cost.chunk_seconds(front, request.computed - front)
+        if self._cost.known and recomputing <= self._swap.seconds_for(len(blocks) - first):
+            return None
+        ticket = self._swap.put(blocks[first:])
+        if ticket is None:
+            return None
+        self._stats.swapped_out += 1
+        return SwappedTail(ticket, first, request.computed)

@@ -1,0 +1,134 @@
+"""The requests that run: their order, the blocks they hold, and the blocks they were promised."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Iterator
+
+from .decode_batch import DecodeBatch
+from .dedup import ComingBlocks
+from .prefix import PrefixCache
+from .request import Request, RequestState
+from .scheduler_config import SchedulerConfig
+
+__all__ = ["RunningSet"]
+
+
+class RunningSet:
+    """Requests that run, decoding ones apart from prompts that are still being computed.
+
+    A prompt is promised the blocks it still needs, so that admission does not give them to others. A request that has
+    lost its blocks `max_preemptions` times is promised all it can still come to, and those promises bind growth as well
+    as admission: nobody has to take blocks from it again, and it need not give way.
+
+    Args:
+        prefix: where nodes are held, over the pool that blocks come from.
+        config: limits.
+        pool_blocks: blocks in the pool.
+        block_tokens: tokens per block.
+
+    Attributes:
+        decoding: those that decode.
+        prefilling: the others, in order of rank.
+        coming: what the others will publish next.
+        promised: blocks promised to all.
+        guaranteed: of those, blocks promised to requests that must not be preempted.
+    """
+
+    def __init__(self, prefix: PrefixCache, config: SchedulerConfig, pool_blocks: int, block_tokens: int) -> None:
+        self.decoding = DecodeBatch(config.max_sequences, block_tokens)
+        self.prefilling: list[Request] = []
+        self.coming = ComingBlocks(block_tokens)
+        self.promised = 0
+        self.guaranteed = 0
+        self._prefix = prefix
+        self._max_preemptions = config.max_preemptions
+        self._pool_blocks = pool_blocks
+
+    def __len__(self) -> int:
+        """Requests that run."""
+        return len(self.decoding.requests) + len(self.prefilling)
+
+    def lowest_first(self) -> Iterator[Request]:
+        """All of them, the one that gives way first in front."""
+        return heapq.merge(
+            reversed(self.decoding.requests), reversed(self.prefilling), key=lambda request: request.rank, reverse=True
+        )
+
+    @property
+    def lowest_level(self) -> int:
+        """The lowest level there is; some request must run."""
+        return min(requests[-1].level for requests in (self.decoding.requests, self.prefilling) if requests)
+
+    def has_guarantee(self, request: Request) -> bool:
+        """Whether the request has lost its blocks so often that it must not lose them again."""
+        return request.preemptions >= self._max_preemptions
+
+    def add(self, request: Request) -> None:
+        """A request with its table and node runs from now on."""
+        request.state = RequestState.RUNNING
+        bisect.insort(self.prefilling, request, key=_rank)
+        self.update(request)
+
+    def add_fork(self, child: Request, parent: Request) -> None:
+        """A request runs from now on with all that its parent, which runs, has computed."""
+        assert parent.node is not None
+        self._prefix.hold_node(parent.node)
+        child.table, child.node, child.published = parent.table.fork(), parent.node, parent.published
+        child.computed = child.hit_tokens = parent.computed
+        self.add(child)
+        self.computed_chunk(child)
+
+    def begin_decoding(self, request: Request) -> None:
+        """All tokens but the newest have been computed."""
+        self._take_out_of_prefilling(request)
+        self.decoding.add(request)
+        self.update(request)
+
+    def computed_chunk(self, request: Request) -> None:
+        """A prompt has been computed further, or to its end."""
+        if request.remaining == 1:
+            self.begin_decoding(request)
+        else:
+            self.update(request)
+
+    def update(self, request: Request) -> None:
+        """The request's table grew or shrank, or it published a block."""
+        decodes = self.decoding.has(request)
+        if decodes:
+            self.decoding.table_changed(request)
+        else:
+            self.coming.announce(request)
+        if self.has_guarantee(request):
+            room = self._pool_blocks - len(request.table.blocks)
+            self._promise(request, min(request.table.blocks_needed(len(request.buffer) - request.table.length), room))
+        else:
+            self._promise(request, 0 if decodes else request.table.blocks_needed(request.remaining))
+
+    def leave(self, request: Request) -> None:
+        """A request runs no more: its blocks, node and promises go back."""
+        if self.decoding.has(request):
+            self.decoding.remove(request)
+        else:
+            self._take_out_of_prefilling(request)
+        self._promise(request, 0)
+        request.table.release()
+        if request.node is not None:
+            self._prefix.release_node(request.node)
+            request.node = None
+
+    def _take_out_of_prefilling(self, request: Request) -> None:
+        self.coming.withdraw(request)
+        del self.prefilling[bisect.bisect_left(self.prefilling, request.rank, key=_rank)]
+
+    def _promise(self, request: Request, blocks: int) -> None:
+        change = blocks - request.promised
+        request.promised = blocks
+        self.promised += change
+        if self.has_guarantee(request):
+            self.guaranteed += change
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.rank

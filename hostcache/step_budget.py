@@ -1,0 +1,57 @@
+"""How many rows of prompts a step may compute beside those that decode."""
+
+from __future__ import annotations
+
+from .scheduler_config import SchedulerConfig
+from .step_cost import StepCost
+
+__all__ = ["TILE_ROWS", "StepBudget"]
+
+TILE_ROWS = 16
+"""Rows that a prompt always gets, so that it makes progress; the smallest tile in which attention takes prompts."""
+
+HEADROOM = 0.9
+"""Share of the time that is given out; the rest is for what the cost model does not see. A choice."""
+
+
+class StepBudget:
+    """Gives out one step's rows.
+
+    Args:
+        config: limits.
+        cost: what rows cost.
+        decodes: rows that decode.
+        attended: tokens that those look at.
+    """
+
+    def __init__(self, config: SchedulerConfig, cost: StepCost, decodes: int, attended: int) -> None:
+        self._cost = cost
+        self._chunk = config.prefill_chunk
+        self._rows = config.max_rows - decodes
+        self._first = True
+        self._seconds: float | None = None  # None: nobody waits for this step's end
+        if config.step_seconds is not None and decodes:
+            # While nothing is known, the smallest tile is what may be asked of those that decode.
+            self._seconds = config.step_seconds * HEADROOM - cost.seconds(decodes, attended) if cost.known else 0.0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no prompt gets a row any more."""
+        return self._rows < 1 or (self._seconds is not None and self._seconds <= 0 and not self._first)
+
+    def grant(self, start: int, remaining: int) -> int:
+        """Rows for a sequence that has `remaining` to compute from position `start` on; they are not spent yet."""
+        most = min(self._rows, self._chunk, remaining)
+        if self._seconds is None:
+            return most
+        within = self._cost.rows_within(self._seconds, start) if self._cost.known else 0
+        if within < most:
+            within -= within % TILE_ROWS  # what fills no tile would cost one
+        return min(most, max(within, TILE_ROWS if self._first else 0))
+
+    def spend(self, start: int, count: int) -> None:
+        """The sequence computes `count` rows from `start` on."""
+        self._first = False
+        self._rows -= count
+        if self._seconds is not None:
+            self._seconds -= self._cost.chunk_seconds(start, count)

@@ -1,0 +1,205 @@
+"""Fills one step: who decodes, which prompts go on, who is admitted, and who gives way for it."""
+
+from __future__ import annotations
+
+from .admission import Admission
+from .errors import RequestFailed
+from .lifecycle import Lifecycle
+from .preemption import Preemption
+from .request import FinishReason, Request, RequestState
+from .scheduler_state import SchedulerState
+from .step import Chunk, StepPlan
+from .step_budget import StepBudget
+
+__all__ = ["StepFiller"]
+
+MOST_ASIDE = 16
+"""Waiting requests that one step looks at without admitting them: bounds what they cost."""
+
+
+class StepFiller:
+    """Chooses what a step computes and takes its slots.
+
+    Args:
+        state: who waits, who runs, and what there is.
+        preemption: sends requests back.
+        lifecycle: ends them.
+
+    Attributes:
+        decodes: requests of this step that decode.
+        chunks: what it computes of prompts.
+    """
+
+    def __init__(self, state: SchedulerState, preemption: Preemption, lifecycle: Lifecycle) -> None:
+        self.decodes: list[Request] = []
+        self.chunks: list[Chunk] = []
+        self._geometry = state.cache.geometry
+        self._pool = state.pool
+        self._prefix = state.prefix
+        self._config = state.config
+        self._stats = state.stats
+        self._cost = state.cost
+        self._running = state.running
+        self._queue = state.queue
+        self._admission = Admission(state)
+        self._preemption = preemption
+        self._lifecycle = lifecycle
+
+    @property
+    def taken(self) -> list[Request]:
+        """Requests that have slots in this step."""
+        return self.decodes + [chunk.request for chunk in self.chunks]
+
+    def fill(self, now: float, *, paused: bool) -> StepPlan:
+        """Take the slots of the next step; it may be empty. What is raised leaves them in `taken`.
+
+        Args:
+            now: the time.
+            paused: whether nobody is admitted while others run.
+        """
+        self.decodes, self.chunks = [], []
+        preemptions = self._stats.preemptions
+        if not paused:
+            self._make_way(now)
+        stuck = self._take_decodes(now)
+        rows = self._running.decoding.rows(self.decodes) if self.decodes else None
+        attended = 0 if rows is None else int(rows.positions.sum()) + len(rows.requests)
+        budget = StepBudget(self._config, self._cost, len(self.decodes), attended)
+        for request in self._running.prefilling.copy():
+            if request.state is RequestState.RUNNING and not self._take_chunk(request, budget, now):
+                stuck.append(request)
+        # Whoever gave way in this step is not to be admitted in it again.
+        if not stuck and self._stats.preemptions == preemptions:
+            self._admit(budget, 1 if paused else self._config.max_sequences, now)
+        if stuck and not self.decodes and not self.chunks:
+            self._stand_back(max(stuck, key=lambda request: request.rank), now)
+        return StepPlan.build(self.chunks, rows)
+
+    def _make_way(self, now: float) -> None:
+        """Let requests run whose priority is above what runs, at the expense of that."""
+        while len(self._running):
+            request = self._queue.first()
+            if request is None or request.priority <= self._running.lowest_level:
+                return
+            obstacle = self._admission.obstacle(request)
+            place = len(self._running) >= self._config.max_sequences
+            if (obstacle is None and not place) or (obstacle is not None and obstacle.coming):
+                return  # its turn comes in this step, or it waits for somebody who runs
+            victims = self._preemption.victims_for(request, 0 if obstacle is None else obstacle.missing, place=place)
+            for victim in victims:
+                self._preemption.preempt(victim, now)
+            if not victims or self._admission.admit(request) is not None:
+                return
+            self._queue.remove(request, now)
+
+    def _take_decodes(self, now: float) -> list[Request]:
+        """A slot for each sequence that decodes; returns those that got none."""
+        stuck = []
+        for request in self._running.decoding.requests.copy():
+            if request.state is not RequestState.RUNNING:  # one before it has preempted it by now
+                continue
+            if request.table.append_in_tail() or self._grow(request, 1, now):
+                request.in_flight = True
+                self.decodes.append(request)
+            else:
+                stuck.append(request)
+        return stuck
+
+    def _take_chunk(self, request: Request, budget: StepBudget, now: float) -> bool:
+        """Slots for the next tokens of a prompt, if the budget has any for it; False: the pool has none."""
+        start = request.computed
+        count = 0 if budget.exhausted else budget.grant(start, request.remaining)
+        if count == 0:
+            return True
+        if not self._grow(request, count, now):
+            return False
+        request.in_flight = True
+        self.chunks.append(Chunk(request, start, count, count == request.remaining))
+        budget.spend(start, count)
+        return True
+
+    def _admit(self, budget: StepBudget, places: int, now: float) -> None:
+        """Let waiting requests run, up to `places` in all, in order; a few may pass one that does not fit."""
+        aside: list[Request] = []  # taken from the queue and not admitted, or not yet
+        blocked: list[Request] = []  # of those, the ones that do not fit
+        try:
+            while not budget.exhausted and len(self._running) < places and len(aside) < MOST_ASIDE:
+                request = self._queue.take()
+                if request is None:
+                    break
+                aside.append(request)
+                if self._geometry.blocks_for(request.length) > self._pool.total:
+                    self._queue.put_back(aside.pop())
+                    self._fail(request)  # it filled the pool together with a fork of itself, and lost its place
+                    continue
+                obstacle = self._admission.admit(request)
+                if obstacle is None:
+                    self._queue.leave(aside.pop(), now)
+                    self._take_chunk(request, budget, now)
+                    for passed in blocked:
+                        passed.skips += 1
+                    self._stats.skips += len(blocked)
+                elif obstacle.coming:
+                    request.dedup_steps += 1
+                    self._stats.dedup_waits += 1
+                else:
+                    blocked.append(request)
+                if any(request.skips >= self._config.max_skips for request in blocked):
+                    break
+        finally:
+            for request in aside:
+                self._queue.put_back(request)
+        if blocked and not len(self._running) and self._prefix.pinned and not self._blocks_will_return:
+            self._fail(blocked[0])
+
+    @property
+    def _blocks_will_return(self) -> bool:
+        """Whether there are blocks that nobody holds and that cannot be had for now: fenced or withheld ones."""
+        return self._pool.available + self._pool.used < self._pool.total
+
+    def _grow(self, request: Request, count: int, now: float) -> bool:
+        """Give a request's next tokens slots, at the expense of those below it if need be."""
+        running = self._running
+        while True:
+            own = request.promised if running.has_guarantee(request) else 0
+            if request.table.blocks_needed(count) <= self._pool.available - (running.guaranteed - own):
+                break
+            victim = self._preemption.victim_behind(request)
+            if victim is not None:
+                self._preemption.preempt(victim, now)
+            elif not self._free_tail(request):
+                return False
+        request.table.append(count)
+        running.update(request)
+        return True
+
+    def _free_tail(self, request: Request) -> bool:
+        """Let the prefix cache forget the tail that only this request uses: then it needs no private copy."""
+        tail = request.table.shared_tail
+        if tail is None or self._pool.refs[tail] > 1:
+            return False
+        self._prefix.forget(tail)
+        return True
+
+    def _stand_back(self, request: Request, now: float) -> None:
+        """Nobody can go on, and this is the lowest of them: wait for fences, give way, or fail."""
+        if self._pool.fenced:
+            return
+        if len(self._running) > 1 or self._pool.withheld:
+            self._preemption.preempt(request, now)
+        else:
+            self._fail(request)
+
+    def _fail(self, request: Request) -> None:
+        pinned = self._prefix.pinned
+        error = RequestFailed(
+            f"request {request.id} has grown to {request.length} tokens and the pool of {self._pool.total} blocks of "
+            f"{self._pool.block_tokens} has no room for the next one"
+            + (f" beside {pinned} pinned ones: unpin some, or" if pinned else ":")
+            + " give the pool more memory",
+            id=request.id,
+            tokens=request.length,
+            total=self._pool.total,
+            pinned=pinned,
+        )
+        self._lifecycle.end(request, FinishReason.FAILED, error)
