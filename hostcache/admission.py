@@ -88,7 +88,7 @@ class Admission:
         """Blocks that would have to come free, with the hit's blocks in use."""
         blocks = self._geometry.blocks_for(request.length)
         if self._running.has_guarantee(request):
-            blocks = min(self._geometry.blocks_for(len(request.buffer)), self._pool.total)
+            blocks = min(self._geometry.blocks_for(request.most_computed), self._pool.total)
         blocks -= len(hit.blocks)  # a partial one is shared for now: what is appended behind it needs a copy
         reserved = self._running.promised + self._watermark if len(self._running) else 0
         return blocks + reserved - self._pool.available

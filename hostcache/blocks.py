@@ -226,9 +226,9 @@ class BlockPool:
         """Whether nobody refers to the block and nobody reads it: it is free, cached or withheld."""
         return self.refs[block] == 0 and not self._fences[block]
 
-    def would_free(self, block: int) -> bool:
-        """Whether giving up one reference makes the block available at once."""
-        return self.refs[block] == 1 and not self._fences[block]
+    def would_free(self, block: int, references: int = 1) -> bool:
+        """Whether giving up so many references makes the block available at once."""
+        return self.refs[block] == references and not self._fences[block]
 
     def writable(self, block: int) -> bool:
         """Whether the one table that refers to the block may write into it."""

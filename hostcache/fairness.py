@@ -50,11 +50,11 @@ class ClientAccount:
 
 
 class ClientAccounts:
-    """The accounts of all clients: a Virtual Token Counter scheduler's state ("Fairness in Serving Large
-    Language Models", Sheng et al., OSDI 2024, algorithm 2).
+    """The accounts of all clients, by which the one that has had least is served first.
 
-    Whoever has had least is served first. A client that comes back from idleness does not bring the time it was away
-    as credit: its counter is lifted to the least of those that wait, or of the one that waited last.
+    This is the state of a scheduler by virtual token counters (Sheng et al., "Fairness in Serving Large Language
+    Models", OSDI 2024, algorithm 2). A client that comes back from idleness does not bring the time it was away as
+    credit: its counter is lifted to the least of those that wait, or of the one that waited last.
 
     Args:
         weights: shares of clients that are not 1.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Callable
 
 from .request import Request, RequestState, SwappedTail
 from .scheduler_state import SchedulerState
@@ -28,16 +30,11 @@ class Preemption:
         self._cost = state.cost
         self._swap = state.swap
 
-    def victim_behind(self, request: Request) -> Request | None:
-        """Who gives way to a running request that must grow; None: nobody ranks below it that could."""
-        for candidate in self._running.lowest_first():
-            if candidate.rank <= request.rank:
-                return None
-            if self._may_give_way(candidate) and any(map(self._pool.would_free, reversed(candidate.table.blocks))):
-                return candidate
-        return None
+    def victims_behind(self, request: Request, blocks: int) -> list[Request]:
+        """Who gives way to a running request that must grow; none if not all `blocks` it lacks would come free."""
+        return self._choose(lambda candidate: candidate.rank <= request.rank, blocks, places=0, promises=False)
 
-    def victims_for(self, request: Request, blocks: int, *, place: bool) -> list[Request]:
+    def victims_for(self, request: Request, blocks: int, places: int) -> list[Request]:
         """Who gives way to a waiting request of higher priority.
 
         Ageing brings a request to the front of the queue and protects it while it runs, but takes nothing from others:
@@ -46,24 +43,12 @@ class Preemption:
         Args:
             request: it waits.
             blocks: how many it lacks; 0 or less: none.
-            place: whether it lacks a place in the running set.
+            places: how many it lacks in the running set: one or none.
 
         Returns:
             Those to preempt; none if not all it lacks would come free.
         """
-        victims: list[Request] = []
-        freed = 0
-        for candidate in self._running.lowest_first():
-            if freed >= blocks and (victims or not place):
-                return victims
-            if candidate.level >= request.priority:
-                return []
-            if self._may_give_way(candidate):
-                gain = candidate.promised + sum(map(self._pool.would_free, candidate.table.blocks))
-                if gain or (place and not victims):
-                    victims.append(candidate)
-                    freed += gain
-        return victims if freed >= blocks else []
+        return self._choose(lambda candidate: candidate.level >= request.priority, blocks, places, promises=True)
 
     def preempt(self, request: Request, now: float) -> None:
         """Take a running request's blocks; it waits again at the place it had."""
@@ -76,8 +61,32 @@ class Preemption:
         self._stats.preemptions += 1
         self._queue.push(request, now)
 
-    def _may_give_way(self, request: Request) -> bool:
-        return not request.in_flight and not self._running.has_guarantee(request)
+    def _choose(self, spared: Callable[[Request], bool], blocks: int, places: int, *, promises: bool) -> list[Request]:
+        """The lowest of those that run, up to the first that is spared, until all that is lacking would come free.
+
+        Args:
+            spared: whether a request, and all above it, must not give way.
+            blocks: how many must come free.
+            places: how many must.
+            promises: whether blocks that were promised to a victim count.
+        """
+        victims: list[Request] = []
+        dropped: Counter[int] = Counter()  # references that the victims' end takes from each block
+        freed = 0
+        for candidate in self._running.lowest_first():
+            if freed >= blocks and len(victims) >= places:
+                break
+            if spared(candidate):
+                return []
+            if candidate.in_flight or self._running.has_guarantee(candidate):
+                continue
+            freeing = [block for block in candidate.table.blocks if self._pool.would_free(block, dropped[block] + 1)]
+            gain = len(freeing) + (candidate.promised if promises else 0)
+            if gain or len(victims) < places:
+                victims.append(candidate)
+                dropped.update(candidate.table.blocks)
+                freed += gain
+        return victims if freed >= blocks and len(victims) >= places else []
 
     def _swap_out(self, request: Request) -> SwappedTail | None:
         """Keep what nobody else holds of the request's KV, if bringing it back is cheaper than computing it again.

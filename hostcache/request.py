@@ -148,6 +148,11 @@ class Request:
         return self.length - self.computed
 
     @property
+    def most_computed(self) -> int:
+        """Tokens that may have to be computed for it, at most: the last one that it may grow to never is."""
+        return len(self.buffer) - 1
+
+    @property
     def finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.state is RequestState.FINISHED

@@ -79,6 +79,7 @@ class RunningSet:
         child.computed = child.hit_tokens = parent.computed
         self.add(child)
         self.computed_chunk(child)
+        self.update(parent)  # which needs a copy of its tail from now on
 
     def begin_decoding(self, request: Request) -> None:
         """All tokens but the newest have been computed."""
@@ -100,11 +101,12 @@ class RunningSet:
             self.decoding.table_changed(request)
         else:
             self.coming.announce(request)
+        held = request.table  # may already have slots for what the step in flight computes
         if self.has_guarantee(request):
-            room = self._pool_blocks - len(request.table.blocks)
-            self._promise(request, min(request.table.blocks_needed(len(request.buffer) - request.table.length), room))
+            room = self._pool_blocks - len(held.blocks)
+            self._promise(request, min(held.blocks_needed(request.most_computed - held.length), room))
         else:
-            self._promise(request, 0 if decodes else request.table.blocks_needed(request.remaining))
+            self._promise(request, 0 if decodes else held.blocks_needed(request.length - held.length))
 
     def leave(self, request: Request) -> None:
         """A request runs no more: its blocks, node and promises go back."""

@@ -71,6 +71,7 @@ class StepFiller:
         # Whoever gave way in this step is not to be admitted in it again.
         if not stuck and self._stats.preemptions == preemptions:
             self._admit(budget, 1 if paused else self._config.max_sequences, now)
+        stuck = [request for request in stuck if request.state is RequestState.RUNNING]  # still
         if stuck and not self.decodes and not self.chunks:
             self._stand_back(max(stuck, key=lambda request: request.rank), now)
         return StepPlan.build(self.chunks, rows)
@@ -82,10 +83,10 @@ class StepFiller:
             if request is None or request.priority <= self._running.lowest_level:
                 return
             obstacle = self._admission.obstacle(request)
-            place = len(self._running) >= self._config.max_sequences
-            if (obstacle is None and not place) or (obstacle is not None and obstacle.coming):
+            places = int(len(self._running) >= self._config.max_sequences)
+            if (obstacle is None and not places) or (obstacle is not None and obstacle.coming):
                 return  # its turn comes in this step, or it waits for somebody who runs
-            victims = self._preemption.victims_for(request, 0 if obstacle is None else obstacle.missing, place=place)
+            victims = self._preemption.victims_for(request, 0 if obstacle is None else obstacle.missing, places)
             for victim in victims:
                 self._preemption.preempt(victim, now)
             if not victims or self._admission.admit(request) is not None:
@@ -159,17 +160,17 @@ class StepFiller:
 
     def _grow(self, request: Request, count: int, now: float) -> bool:
         """Give a request's next tokens slots, at the expense of those below it if need be."""
-        running = self._running
-        while True:
-            own = request.promised if running.has_guarantee(request) else 0
-            if request.table.blocks_needed(count) <= self._pool.available - (running.guaranteed - own):
-                break
-            victim = self._preemption.victim_behind(request)
-            if victim is not None:
+        table, running = request.table, self._running
+        # What was promised to others that must not be preempted is theirs.
+        theirs = running.guaranteed - (request.promised if running.has_guarantee(request) else 0)
+        missing = table.blocks_needed(count) + theirs - self._pool.available
+        if missing > 0:
+            victims = self._preemption.victims_behind(request, missing)
+            for victim in victims:
                 self._preemption.preempt(victim, now)
-            elif not self._free_tail(request):
+            if not victims and not (missing == 1 and self._free_tail(request)):
                 return False
-        request.table.append(count)
+        table.append(count)
         running.update(request)
         return True
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from hostcache import KVGeometry, Namespace, PagedKVCache, PrefixCache, Request, Scheduler, SchedulerConfig, StepPlan
+from hostcache import (
+    KVGeometry,
+    Namespace,
+    PagedKVCache,
+    PrefixCache,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    StepPlan,
+    SwapSpace,
+)
 
 __all__ = ["HOME", "Bench", "chunks"]
 
@@ -13,25 +25,33 @@ HOME = Namespace("model")
 
 
 class Bench:
-    """A scheduler over blocks of four tokens; `step` pretends to compute and samples token 7."""
+    """A scheduler over blocks of four tokens; `step` pretends to compute and samples token 7.
 
-    def __init__(self, blocks: int = 16, **limits: int) -> None:
+    Its clock stands still unless a test moves `now`.
+    """
+
+    def __init__(self, blocks: int = 16, swap_blocks: int = 0, **limits: Any) -> None:
         geometry = KVGeometry(layers=1, kv_heads=1, head_dim=8, block_tokens=4)
+        self.now = 0.0
         self.cache = PagedKVCache.create(geometry, blocks * geometry.block_bytes)
-        self.prefix = PrefixCache(self.cache.pool)
+        self.prefix = PrefixCache(self.cache.pool, clock=lambda: self.now)
+        self.swap = SwapSpace(swap_blocks * geometry.block_bytes, self.cache) if swap_blocks else None
         config = SchedulerConfig(**{"context_length": 200, "max_rows": 32, "max_sequences": 8, **limits})
-        self.scheduler = Scheduler(self.cache, self.prefix, config)
+        self.scheduler = Scheduler(self.cache, self.prefix, config, clock=lambda: self.now, swap=self.swap)
         self.pool = self.cache.pool
 
-    def submit(self, length: int, max_tokens: int = 50, start: int = 0) -> Request:
-        return self.scheduler.submit(np.arange(start, start + length), HOME, max_tokens)
+    def submit(self, length: int, max_tokens: int = 50, start: int = 0, **terms: Any) -> Request:
+        return self.scheduler.submit(np.arange(start, start + length), HOME, max_tokens, **terms)
 
-    def step(self) -> StepPlan:
+    def step(self, seconds: float | None = None) -> StepPlan:
         plan = self.scheduler.schedule()
         if plan.rows:
-            self.scheduler.commit(plan, [7] * len(plan.logit_rows), [False] * len(plan.logit_rows))
+            samples = len(plan.logit_rows)
+            self.scheduler.commit(plan, [7] * samples, [False] * samples, seconds=seconds)
         self.pool.check()
         self.prefix.check()
+        if self.swap is not None:
+            self.swap.check()
         return plan
 
     def run(self) -> None:

@@ -25,6 +25,7 @@ from hostcache.region import Region
 from hostcache.request import FinishReason, Request, RequestState
 from hostcache.scheduler import Scheduler, SchedulerConfig
 from hostcache.step import StepPlan
+from hostcache.swap import SwapSpace
 
 HEAD_DIM = 8
 DIGEST_VALUES = 2 * HEAD_DIM  # K and V of one head
@@ -67,6 +68,7 @@ class ShadowEngine:
     block_tokens: int = 4
     blocks: int = 16
     prefix_cache: Callable[[BlockPool], PrefixCache] = PrefixCache
+    now: float = field(default=0.0, init=False)
     random: random.Random = field(init=False)
     digests: dict[int, list[bytes]] = field(default_factory=dict, init=False)
     fences: list[HeldFence] = field(default_factory=list, init=False)
@@ -78,13 +80,22 @@ class ShadowEngine:
         geometry = KVGeometry(layers=1, kv_heads=1, head_dim=HEAD_DIM, block_tokens=self.block_tokens)
         self.cache = PagedKVCache(geometry, Region.anonymous(self.blocks * geometry.block_bytes))
         self.prefix = self.prefix_cache(self.cache.pool)
+        swap_blocks = self.random.choice((0, 0, 2, 40))
+        self.swap = SwapSpace(swap_blocks * geometry.block_bytes, self.cache) if swap_blocks else None
         config = SchedulerConfig(
             context_length=self.blocks * self.block_tokens + 8,
             max_rows=self.random.choice((8, 16, 40)),
             max_sequences=self.random.choice((1, 3, 8)),
             prefill_chunk=self.random.choice((1, 3, 4, 7, 64)),
+            step_seconds=self.random.choice((None, 0.01)),
+            ageing_seconds=self.random.choice((0.1, 30.0)),
+            max_waiting=6,
+            max_skips=self.random.choice((0, 1, 4)),
+            max_preemptions=self.random.choice((0, 1, 2, 8)),
+            max_dedup_steps=self.random.choice((0, 3, 128)),
         )
-        self.scheduler = Scheduler(self.cache, self.prefix, config)
+        self.scheduler = Scheduler(self.cache, self.prefix, config, clock=lambda: self.now, swap=self.swap)
+        self.shed = False
         self.memory = self.cache.buffer.view(np.float16).reshape(self.blocks, 2, self.block_tokens, HEAD_DIM)
 
     def run(self, steps: int) -> None:
@@ -100,44 +111,74 @@ class ShadowEngine:
         self.fences.clear()
         self.check()
         pool = self.cache.pool
-        if pool.used or pool.fenced:
-            raise Fault(f"{pool.used} blocks used and {pool.fenced} fenced after every request has ended")
+        if pool.used or pool.fenced or (self.swap and self.swap.used):
+            raise Fault(f"{pool.used} blocks used and {pool.fenced} fenced, or swapped, after every request has ended")
         self.prefix.invalidate()
         if pool.free != pool.total or self.prefix.nodes:
             raise Fault(f"{pool.free} of {pool.total} blocks free after everything was forgotten")
 
     def random_event(self) -> None:
         draw = self.random.random()
-        if draw < 0.45 and len(self.scheduler.waiting) < 4:
+        self.now += self.random.choice((0.0, 0.01, 0.2))
+        if draw < 0.45:
             self.submit()
         elif draw < 0.52 and self.live:
             self.abort("between steps")
         elif draw < 0.60:
             self.fork()
         elif draw < 0.61:
-            self.seen["invalidated"] += self.prefix.invalidate(namespace=self.random.choice(NAMESPACES)) > 0
+            self.invalidate()
         elif draw < 0.66:
             self.hold_fence()
+        elif draw < 0.67:
+            self.shed_lowest()
+        elif draw < 0.69:
+            self.pause_or_resume()
 
     def submit(self) -> None:
         """A prompt over two tokens and few lengths: beginnings coincide all the time."""
         length = self.random.randint(1, self.random.choice((4, 9, 30, self.blocks * self.block_tokens + 4)))
         tokens = np.array([self.random.choice((0, 0, 0, 1)) for _ in range(length)], dtype=np.int32)
+        waiting = len(self.scheduler.waiting)
         try:
-            request = self.scheduler.submit(tokens, self.random.choice(NAMESPACES), self.random.randint(1, 30))
+            request = self.scheduler.submit(
+                tokens,
+                self.random.choice(NAMESPACES),
+                self.random.randint(1, 30),
+                priority=self.random.choice((0, 0, 0, 1, 2)),
+                client=self.random.choice("abc"),
+                deadline=self.now + 2 if self.random.random() < 0.1 else None,
+                max_queue_seconds=1.0 if self.random.random() < 0.1 else None,
+            )
         except RequestRefused:
-            self.seen["refused"] += 1
+            self.seen["refused, queue full" if waiting >= 6 else "refused"] += 1
             return
         self.digests[request.id] = []
         self.live.append(request)
 
+    def invalidate(self) -> None:
+        self.seen["invalidated"] += self.prefix.invalidate(namespace=self.random.choice(NAMESPACES)) > 0
+
+    def shed_lowest(self) -> None:
+        """Somebody outside needs memory."""
+        if self.scheduler.shed_lowest() is not None:
+            self.shed = True
+            self.seen["shed"] += 1
+
+    def pause_or_resume(self) -> None:
+        if self.scheduler.pause_reason:
+            self.scheduler.resume_admission()
+        else:
+            self.scheduler.pause_admission("memory is short")
+            self.seen["paused"] += 1
+
     def abort(self, when: str) -> None:
         request = self.random.choice(self.live)
-        self.seen[f"aborted {request.state.value} {when}"] += 1
+        self.seen[f"aborted {'swapped' if request.swapped else request.state.value} {when}"] += 1
         self.scheduler.end(request, FinishReason.ABORTED)
 
     def fork(self) -> None:
-        if self.scheduler.running and len(self.scheduler.waiting) < 4:
+        if self.scheduler.running and len(self.scheduler.waiting) < 6:
             parent = self.random.choice(self.scheduler.running)
             child = self.scheduler.fork(parent)
             self.digests[child.id] = list(self.digests[parent.id])
@@ -168,7 +209,9 @@ class ShadowEngine:
             return
         tokens = [self.next_token(request) for request in plan.sampling]
         stops = [self.random.random() < 0.02 for _ in tokens]
-        self.scheduler.commit(plan, tokens, stops)
+        seconds = 0.004 + 0.0005 * plan.rows + 1e-6 * plan.attended
+        self.scheduler.commit(plan, tokens, stops, seconds=seconds)
+        self.now += seconds
 
     def check_reads(self, plan: StepPlan) -> None:
         """Everything that attention would read besides this step's own rows."""
@@ -184,8 +227,7 @@ class ShadowEngine:
                 raise Fault(f"request {request.id} computes {chunk.start}+{chunk.count} of {request.length} tokens")
             if chunk.samples != (chunk.start + chunk.count == request.length):
                 raise Fault(f"request {request.id} samples before its last token")
-            for key in ("hit", "preempted") if request.preemptions else ("hit",):
-                self.seen[key] += bool(request.hit_tokens)
+            self.seen["hit"] += bool(request.hit_tokens)
 
     def write(self, plan: StepPlan) -> None:
         """Write this step's K and V where the plan says, and check that nobody else reads there."""
@@ -219,7 +261,7 @@ class ShadowEngine:
             raise Fault(f"{len(self.scheduler.running)} sequences run, {most} may")
         pool.check()
         self.prefix.check()
-        if pool.free + pool.cached + pool.fenced + pool.used != pool.total:
+        if pool.free + pool.cached + pool.fenced + pool.withheld + pool.used != pool.total:
             raise Fault("the pool's counts do not add up")
         holders = Counter(block for request in self.scheduler.running for block in request.table.blocks)
         if dict(holders) != {block: refs for block, refs in enumerate(pool.refs) if refs}:
@@ -236,13 +278,39 @@ class ShadowEngine:
             if held.steps == 0:
                 held.fence.release()
         self.fences = [held for held in self.fences if held.steps]
+        if self.swap is not None:
+            self.swap.check()
+            left = sum(request.swapped.ticket.blocks for request in self.live if request.swapped)
+            if self.swap.used != left:
+                raise Fault(f"{self.swap.used} blocks are swapped out, for requests that left {left}")
+        self.check_promises()
         for request in self.live:
             self.check_end(request)
         self.live = [request for request in self.live if not request.finished]
 
+    def check_promises(self) -> None:
+        """Each running request is promised what it needs; and nobody loses its blocks more often than may be."""
+        running, config = self.scheduler._state.running, self.scheduler.config
+        promised = {request.id: request.promised for request in self.scheduler.running}
+        for request in self.scheduler.running:
+            table, length = request.table, request.length
+            guaranteed = request.preemptions >= config.max_preemptions
+            if guaranteed:
+                need = min(table.blocks_needed(request.most_computed - table.length), self.blocks - len(table.blocks))
+            else:
+                need = table.blocks_needed(length - table.length) if length - request.computed > 1 else 0
+            if not need <= promised[request.id] <= need + 1:  # by now it may need no copy of its tail any more
+                raise Fault(f"request {request.id} needs {need} blocks and was promised {promised[request.id]}")
+            self.seen["guaranteed"] += guaranteed and config.max_preemptions > 0
+        if running.promised != sum(promised.values()):
+            raise Fault(f"promises {promised} do not add up to {running.promised}")
+        if not self.shed and any(request.preemptions > config.max_preemptions for request in self.live):
+            raise Fault("a request lost its blocks more often than may be")
+
     def check_end(self, request: Request) -> None:
         if not request.finished:
-            if request.state is RequestState.WAITING and request.table.blocks:
+            waits = request.state in {RequestState.WAITING, RequestState.PREEMPTED}
+            if waits and (request.table.blocks or request.node is not None):
                 raise Fault(f"request {request.id} waits and holds blocks")
             return
         self.seen[f"finished {request.finish_reason.value if request.finish_reason else None}"] += 1

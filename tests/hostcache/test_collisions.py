@@ -99,7 +99,7 @@ def runs(count: int, prefix_cache: type[PrefixCache] | None = None) -> Counter[s
 def test_random_runs_with_a_4_bit_hash_never_read_foreign_kv(count: int) -> None:
     seen = runs(count)
     assert seen["hit"] > 10 * count
-    assert seen["a parent outlived its bytes"] > count
+    assert seen["a parent outlived its bytes"] > count // 2
 
 
 def test_the_same_runs_catch_a_cache_that_compares_a_blocks_own_tokens_only() -> None:

@@ -297,7 +297,7 @@ def test_blocks_that_somebody_else_keeps_are_named_instead_of_waited_for() -> No
 @pytest.mark.parametrize("field", ["context_length", "max_rows", "max_sequences", "prefill_chunk"])
 def test_limits_are_positive(field: str) -> None:
     with pytest.raises(UsageError, match=f"{field} must be at least 1"):
-        SchedulerConfig(**{"context_length": 8, field: 0})
+        SchedulerConfig(**{"context_length": 8, field: 0})  # type: ignore[arg-type] # the field's name varies
     with pytest.raises(UsageError, match="max_sequences 300 exceeds max_rows 256"):
         SchedulerConfig(context_length=8, max_sequences=300)
 

@@ -1,0 +1,120 @@
+"""The scheduler under any sequence of calls, against the shadow: Hypothesis looks for the shortest that breaks it."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.hostcache.shadow import ShadowEngine
+
+
+class SchedulerAgainstShadow(RuleBasedStateMachine):
+    """Requests of all priorities and clients, with and without deadlines, forked, aborted, preempted and swapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = ShadowEngine(0)
+        self.withheld: list[int] = []
+
+    @initialize(seed=st.integers(0, 2**16), blocks=st.sampled_from((3, 6, 16)))
+    def begin(self, seed: int, blocks: int) -> None:
+        """The seed chooses the limits, and whether there is a swap space."""
+        self.engine = ShadowEngine(seed, blocks=blocks)
+
+    @rule(seed=st.integers(0, 2**16))
+    def submit(self, seed: int) -> None:
+        self.engine.random.seed(seed)
+        self.engine.submit()
+
+    @rule(seed=st.integers(0, 2**16))
+    def fork(self, seed: int) -> None:
+        self.engine.random.seed(seed)
+        self.engine.fork()
+
+    @precondition(lambda self: self.engine.live)
+    @rule(seed=st.integers(0, 2**16))
+    def abort(self, seed: int) -> None:
+        self.engine.random.seed(seed)
+        self.engine.abort("between steps")
+
+    @rule(seed=st.integers(0, 2**16), steps=st.integers(1, 5))
+    def step(self, seed: int, steps: int) -> None:
+        """Some are rolled back, and in some a request is aborted."""
+        self.engine.random.seed(seed)
+        for _ in range(steps):
+            waiting, before = self.engine.scheduler.waiting, self.engine.scheduler.stats.finished
+            stuck = not self.engine.scheduler.running and not self.engine.fences and not self.withheld
+            self.engine.step()
+            if waiting and stuck:
+                moved = self.engine.scheduler.running or self.engine.scheduler.stats.finished > before
+                assert moved, "requests wait, none runs, and nothing happens"
+
+    @rule(seed=st.integers(0, 2**16))
+    def fence(self, seed: int) -> None:
+        self.engine.random.seed(seed)
+        self.engine.hold_fence()
+
+    @rule(tenths=st.integers(1, 30))
+    def pass_time(self, tenths: int) -> None:
+        self.engine.now += tenths / 10
+
+    @rule(seed=st.integers(0, 2**16))
+    def invalidate(self, seed: int) -> None:
+        self.engine.random.seed(seed)
+        self.engine.invalidate()
+
+    @rule()
+    def shed(self) -> None:
+        self.engine.shed_lowest()
+
+    @rule()
+    def pause_or_resume(self) -> None:
+        self.engine.pause_or_resume()
+
+    @rule(count=st.integers(1, 4))
+    def withhold_or_restore(self, count: int) -> None:
+        """The machine takes free blocks, or gives them back."""
+        pool = self.engine.cache.pool
+        if self.withheld:
+            pool.restore(self.withheld)
+            self.withheld = []
+            return
+        held = {block for block in range(pool.total) if pool.refs[block] or pool.is_kept(block)}
+        fenced = {block for fence in self.engine.fences for block in fence.blocks}
+        self.withheld = sorted(set(range(pool.total)) - held - fenced)[:count]
+        pool.withhold(self.withheld)
+        self.engine.shed = True  # whoever cannot grow now gives way whatever it was promised
+
+    @invariant()
+    def agree(self) -> None:
+        self.engine.check()
+
+    def teardown(self) -> None:
+        """Whatever happened, all ends when time has passed: nobody starves, nothing is left."""
+        engine = self.engine
+        for held in engine.fences:
+            held.fence.release()
+        engine.fences.clear()
+        engine.cache.pool.restore(self.withheld)
+        engine.scheduler.resume_admission()
+        for _ in range(3000):
+            if engine.scheduler.idle:
+                break
+            engine.step()
+            engine.check()
+        assert engine.scheduler.idle
+        engine.run(0)
+
+
+def test_a_run_is_the_same_every_time() -> None:
+    runs = []
+    for _ in range(2):
+        engine = ShadowEngine(7, blocks=9)
+        engine.run(300)
+        runs.append((engine.seen, engine.scheduler.stats, engine.now))
+    assert runs[0] == runs[1]
+
+
+TestSchedulerAgainstShadow = SchedulerAgainstShadow.TestCase
+TestSchedulerAgainstShadow.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
