@@ -6,7 +6,7 @@ import contextlib
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -37,29 +37,38 @@ def preserved_terminal() -> Iterator[None]:
 
 
 class ProgressBar:
-    """A line on stderr that follows a number of bytes; silent where stderr is no terminal.
+    """A line on stderr that follows a number, of bytes by default; silent where stderr is no terminal.
 
     Args:
         label: what is going on.
+        unit: writes the number for people.
         stream: where to draw; stderr by default, so that stdout stays clean.
         shown: False never draws.
     """
 
-    def __init__(self, label: str, *, stream: TextIO | None = None, shown: bool = True) -> None:
+    def __init__(
+        self,
+        label: str,
+        *,
+        unit: Callable[[int], str] = format_size,
+        stream: TextIO | None = None,
+        shown: bool = True,
+    ) -> None:
         self._label = label
+        self._unit = unit
         self._stream = sys.stderr if stream is None else stream
         self._shown = shown and self._stream.isatty()
         self._drawn_at = 0.0
 
     def update(self, done: int, total: int) -> None:
-        """Draw `done` of `total` bytes, at most a few times a second."""
+        """Draw `done` of `total`, at most a few times a second."""
         now = time.monotonic()
         if not self._shown or (now - self._drawn_at < REDRAW_SECONDS and done < total):
             return
         self._drawn_at = now
         filled = BAR_WIDTH * min(done, total) // max(total, 1)
         bar = "#" * filled + "." * (BAR_WIDTH - filled)
-        self._stream.write(f"\r{self._label} [{bar}] {format_size(done)} of {format_size(total)}")
+        self._stream.write(f"\r{self._label} [{bar}] {self._unit(done)} of {self._unit(total)}")
         self._stream.flush()
 
     def __enter__(self) -> ProgressBar:
