@@ -47,6 +47,7 @@ def beside_the_files(tmp_path: Path, demo_model: Path, monkeypatch: pytest.Monke
     """A folder with the files that the documents name; the demo's model needs no network."""
     (tmp_path / "README.md").write_text((ROOT / "README.md").read_text(encoding="utf-8")[:400])
     write_tiny_llama(tmp_path / "model-f16.gguf", TinyLlama(matrix_type="F16"))
+    (tmp_path / "trace.jsonl").symlink_to(ROOT / "docs/traces/mixed.jsonl")
     (tmp_path / "folder-or-file").symlink_to(tmp_path / "model-f16.gguf")
     monkeypatch.setenv("ROCKPAGE_MODEL", str(demo_model))
     monkeypatch.chdir(tmp_path)

@@ -20,6 +20,7 @@ EXTRAS = {
     "gguf",
     "jinja2",
     "llguidance",
+    "matplotlib",
     "onnx",
     "onnxruntime",
     "pyudev",

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import cache, calibrate, convert, demo, doctor, export, models, plan, run, score, tokenize
+from . import cache, calibrate, convert, demo, doctor, export, models, plan, replay, run, score, tokenize
 from .command import Command, Help, Parser
 from .signals import unwinding_signals
 from .streams import complain, prepare_streams
@@ -27,6 +27,7 @@ COMMANDS: tuple[Command, ...] = (
     score,
     tokenize,
     plan,
+    replay,
     doctor,
     convert,
     export,
@@ -102,13 +103,16 @@ def _import_numpy() -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="rockpage",
+        usage="%(prog)s [-h] [--version] COMMAND ...",  # shows the options; a list of them would not fit the screen
         description="Many conversations of one small language model in one paged KV cache.",
         epilog=EXAMPLE,
         formatter_class=Help,
         allow_abbrev=False,
+        add_help=False,
     )
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--version", action=_Version)
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(prog=parser.prog, title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)
     return parser
@@ -128,8 +132,8 @@ def _explain(error: Exception) -> str | None:
 class _Version(argparse.Action):
     """Prints the installed version; looked up only when asked for, since that reads the file system."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:  # noqa: A002 - argparse's name
-        super().__init__(option_strings, dest, nargs=0, help=help or "print the version and exit")
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=argparse.SUPPRESS)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version

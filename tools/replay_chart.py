@@ -1,0 +1,61 @@
+"""A replay as a picture: the pool, the queue and the time to the first token, over the time of the trace."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+
+from hostcache.errors import MissingExtra
+
+from .replay_measure import Measurement
+from .replay_stats import Trend
+
+__all__ = ["draw_chart", "require_charts"]
+
+PANELS: tuple[tuple[str, Callable[[Measurement], Trend]], ...] = (
+    ("share of the pool in use", lambda measured: measured.used),
+    ("requests that wait", lambda measured: measured.waiting),
+    ("time to first token, s", lambda measured: measured.first_token),
+)
+
+
+def require_charts() -> None:
+    """Raise MissingExtra if matplotlib is not installed: better before a long replay than behind it."""
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise MissingExtra("a chart needs matplotlib: pip install 'rockpage[chart]'", extra="chart") from error
+
+
+def draw_chart(path: str, runs: Mapping[str, Measurement], title: str) -> None:
+    """Write a PNG with a panel for each quantity and a line for each run.
+
+    Args:
+        path: of the file.
+        runs: by name.
+        title: above the panels.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    require_charts()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # draws into memory: needs no display
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    longest = max(measured.seconds for measured in runs.values())
+    unit, size = ("days", 86400.0) if longest > 2 * 86400 else ("hours", 3600.0)
+    for axes, (label, trend_of) in zip(figure.subplots(len(PANELS), sharex=True), PANELS, strict=True):
+        for name, measured in runs.items():
+            means = trend_of(measured).means()
+            axes.plot([start / size for start, _ in means], [mean for _, mean in means], label=name, linewidth=1)
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    axes.set_xlabel(f"{unit} since the trace began")
+    if len(runs) > 1:
+        axes.legend()
+    figure.savefig(path, format="png", dpi=120)
