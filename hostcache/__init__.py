@@ -1,4 +1,4 @@
-"""Where KV lives: geometry, memory region, block pool, block tables, prefix cache, swap space and scheduler."""
+"""Where KV lives: geometry, memory region, block pool, block tables, prefix cache, swap space, state files and scheduler."""
 
 from .balloon import Balloon
 from .block_cache import BlockCache, UnbackedCache
@@ -8,6 +8,7 @@ from .dma_heap import HeapRegion
 from .geometry import BLOCK_TOKENS, KVGeometry
 from .memory_budget import MemoryBudget, memory_budgets, scarcest_budget
 from .prefix import Namespace, PrefixCache, PrefixHit, PrefixNode
+from .prefix_store import PrefixStore
 from .region import Region
 from .request import FinishReason, Request, RequestState
 from .scheduler import Scheduler, SchedulerConfig, SchedulerStats
@@ -32,6 +33,7 @@ __all__ = [
     "PrefixCache",
     "PrefixHit",
     "PrefixNode",
+    "PrefixStore",
     "Region",
     "Request",
     "RequestState",
@@ -39,10 +41,10 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerStats",
     "StepPlan",
-    "UnbackedCache",
     "SwapSpace",
     "SwapStats",
     "SwapTicket",
+    "UnbackedCache",
     "memory_budgets",
     "scarcest_budget",
 ]

@@ -87,7 +87,7 @@ class PrefixCache:
             self._versions[key] = namespace.prompt_version
         return root
 
-    def match(self, namespace: Namespace, tokens: NDArray[np.int32]) -> PrefixHit:
+    def match(self, namespace: Namespace, tokens: NDArray[np.int32], *, whole: bool = False) -> PrefixHit:
         """Find the longest known beginning of a prompt, at most `len(tokens) - 1` tokens of it.
 
         One token is always left to compute: its logits are what the caller wants.
@@ -95,6 +95,7 @@ class PrefixCache:
         Args:
             namespace: whose KV may be used.
             tokens: int32 `[n]`, the prompt.
+            whole: leave none, for a caller that copies KV and wants no logits.
 
         Returns:
             The hit; the caller owns its references (see `PrefixHit`) and one hold on its node
@@ -104,7 +105,9 @@ class PrefixCache:
             UsageError: the tokens are not int32.
         """
         self.expire_pins()
-        text = bytes_of(tokens)[: max(len(tokens) - 1, 0) * TOKEN_BYTES]
+        text = bytes_of(tokens)
+        if not whole:
+            text = text[:-TOKEN_BYTES]
         node = self.root(namespace)
         blocks: list[int] = []
         for child in self._known(node, text):

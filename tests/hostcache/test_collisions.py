@@ -36,7 +36,7 @@ class OwnTokensOnly(PrefixCache):
     That is how hash-chained caches compare; the parent is not looked at.
     """
 
-    def match(self, namespace: Namespace, tokens: NDArray[np.int32]) -> PrefixHit:
+    def match(self, namespace: Namespace, tokens: NDArray[np.int32], *, whole: bool = False) -> PrefixHit:
         size, root = self._pool.block_tokens, self.root(namespace)
         node, blocks = root, []
         for start in range(0, (len(tokens) - 1) // size * size, size):

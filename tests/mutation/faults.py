@@ -106,7 +106,7 @@ PREFIX = group(
         "child = node.children.get(self._wrap(text[offset : offset + key_bytes]))",
         "child = next((n for n in self._by_block.values() if n.tokens == text[offset : offset + key_bytes]), None)",
     ),
-    ("a hit covers the whole prompt", "[: max(len(tokens) - 1, 0) * TOKEN_BYTES]", "[: len(tokens) * TOKEN_BYTES]"),
+    ("a hit covers the whole prompt", "if not whole:", "if False:"),
     ("a hit takes no references", "            self._pool.acquire(child.block)\n", ""),
     ("a partial hit takes no reference", "        self._pool.acquire(partial.block)\n", ""),
     ("a node without bytes is a hit", "if child is None or child.block < 0:", "if child is None:"),
