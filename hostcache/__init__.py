@@ -9,6 +9,9 @@ from .geometry import BLOCK_TOKENS, KVGeometry
 from .memory_budget import MemoryBudget, memory_budgets, scarcest_budget
 from .prefix import Namespace, PrefixCache, PrefixHit, PrefixNode
 from .prefix_store import PrefixStore
+from .pressure import PressureLadder, PressureLevel, PressureLimits, PressureReading
+from .pressure_response import PressureResponse, PressureStats
+from .pressure_watch import PressureWatch
 from .region import Region
 from .request import FinishReason, Request, RequestState
 from .scheduler import Scheduler, SchedulerConfig, SchedulerStats
@@ -34,6 +37,13 @@ __all__ = [
     "PrefixHit",
     "PrefixNode",
     "PrefixStore",
+    "PressureLadder",
+    "PressureLevel",
+    "PressureLimits",
+    "PressureReading",
+    "PressureResponse",
+    "PressureStats",
+    "PressureWatch",
     "Region",
     "Request",
     "RequestState",

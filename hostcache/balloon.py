@@ -23,7 +23,7 @@ class Balloon:
         block_bytes: bytes of one.
 
     Attributes:
-        given_bytes: what is lent out now.
+        pool: as given.
 
     Example:
         >>> from hostcache import Balloon, BlockPool, Region
@@ -38,7 +38,7 @@ class Balloon:
     """
 
     def __init__(self, pool: BlockPool, region: Region, block_bytes: int) -> None:
-        self._pool = pool
+        self.pool = pool
         self._region = region
         self._block_bytes = block_bytes
         self._given: set[int] = set()
@@ -72,8 +72,8 @@ class Balloon:
         for granule in self._by_loss():
             if given >= nbytes:
                 break
-            lost = sum(not self._pool.is_withheld(block) for block in self._blocks(granule))
-            if self._pool.available - lost < spare or not self._give(granule):
+            lost = sum(not self.pool.is_withheld(block) for block in self._blocks(granule))
+            if self.pool.available - lost < spare or not self._give(granule):
                 break
             given += self._granule_bytes
         return given
@@ -95,17 +95,17 @@ class Balloon:
             except RegionError:  # the budget was wrong: what came, came
                 break
             self._given.remove(granule)
-            self._pool.restore(block for block in self._blocks(granule) if self._is_whole(block))
+            self.pool.restore(block for block in self._blocks(granule) if self._is_whole(block))
             taken += self._granule_bytes
         return taken
 
     def _by_loss(self) -> list[int]:
         """Granules that can go, those first whose going loses least."""
-        age = {block: number for number, block in enumerate(self._pool.cached_blocks())}
+        age = {block: number for number, block in enumerate(self.pool.cached_blocks())}
         losses = []
         for granule in range(self._granules - 1, -1, -1):
             blocks = self._blocks(granule)
-            if granule not in self._given and all(self._pool.is_idle(block) for block in blocks):
+            if granule not in self._given and all(self.pool.is_idle(block) for block in blocks):
                 losses.append((max(age.get(block, -1) for block in blocks), granule))
         losses.sort(key=lambda entry: entry[0])  # stable: highest first among equals
         return [granule for _, granule in losses]
@@ -115,11 +115,11 @@ class Balloon:
             return False
         blocks = self._blocks(granule)
         for block in blocks:
-            self._pool.evict_block(block)
+            self.pool.evict_block(block)
         if not self._region.give_back(granule * self._granule_bytes, self._granule_bytes):
             return False
         self._given.add(granule)
-        self._pool.withhold(block for block in blocks if not self._pool.is_withheld(block))
+        self.pool.withhold(block for block in blocks if not self.pool.is_withheld(block))
         return True
 
     def _blocks(self, granule: int) -> range:

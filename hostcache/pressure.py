@@ -97,6 +97,7 @@ class PressureLadder:
     Attributes:
         limits: as given.
         level: where it stands.
+        short: whether the last reading was one of pressure.
         reason: why it was climbed last, for messages.
 
     Example:
@@ -114,6 +115,7 @@ class PressureLadder:
     def __init__(self, limits: PressureLimits) -> None:
         self.limits = limits
         self.level = PressureLevel.CALM
+        self.short = False
         self.reason = ""
         self._climbed = 0.0  # when a level was reached
         self._descends = 0.0  # when the next one is left, unless memory is short again
@@ -129,6 +131,7 @@ class PressureLadder:
             The level that holds from now on.
         """
         reason = self._shortage(reading)
+        self.short = bool(reason)
         if reason:
             self.reason = reason
             self._descends = now + self.limits.calm_seconds

@@ -91,7 +91,7 @@ def test_limits_that_make_no_sense_are_refused(limits: tuple[int, int]) -> None:
 
 
 readings = st.builds(PressureReading, st.integers(0, 300), stalled=st.sampled_from(["", "", "yes"]))
-steps = st.tuples(st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 11.0]), readings)
+steps = st.tuples(st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0, 5.0, 11.0]), readings)
 
 
 @given(st.lists(steps, max_size=60))
