@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +16,7 @@ from hostcache.errors import RequestFailed, UsageError
 from hostcache.prefix import Namespace, PrefixCache
 from hostcache.request import FinishReason, Request
 from hostcache.scheduler import Scheduler, SchedulerConfig
+from hostcache.swap import SwapSpace
 
 from .attention import AttentionRuntime
 from .chat import ChatTemplate, encode_chat, turn_ends
@@ -26,6 +29,7 @@ from .model_runner import ModelRunner
 from .runtimes import PlacementName, open_runtime
 from .sampler import SamplingParams
 from .score import Score, score_ids
+from .sessions import KeptState, Session
 from .source import open_model
 from .step_guard import StepGuard
 from .stream import RequestOutput, Stream
@@ -52,6 +56,8 @@ class Engine:
         runtime: attention over that pool.
         config: limits of a step.
         template: the model's chat template, if it has one.
+        prefix_folder: where pinned prefixes are kept over restarts, see docs/state-files.md; None: nowhere.
+        swap: where preempted requests leave their KV; None: it is computed again.
 
     Attributes:
         tokenizer: as given.
@@ -77,12 +83,16 @@ class Engine:
         config: SchedulerConfig,
         *,
         template: ChatTemplate | None = None,
+        prefix_folder: str | os.PathLike[str] | None = None,
+        swap: SwapSpace | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.cache = cache
         self.prefix = PrefixCache(cache.pool)
+        self._kept = KeptState(cache, self.prefix, prefix_folder)
         self.runtime = runtime
-        self.scheduler = Scheduler(cache, self.prefix, config)
+        self.scheduler = Scheduler(cache, self.prefix, config, swap=swap)
+        self._swap = swap
         self._runner = ModelRunner(decoder, cache, runtime)
         self._template = template
         self._structures = StructureCompiler(tokenizer)
@@ -107,7 +117,10 @@ class Engine:
         max_rows: int = 256,
         max_sequences: int = 64,
         prefill_chunk: int = 64,
+        step_seconds: float | None = None,
+        swap_bytes: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
+        prefix_folder: str | os.PathLike[str] | None = None,
     ) -> Engine:
         """Load a model and take the pool.
 
@@ -125,7 +138,10 @@ class Engine:
             max_rows: most tokens computed in one step.
             max_sequences: most sequences that run at once.
             prefill_chunk: most prompt tokens of one sequence in one step.
+            step_seconds: how long an answer may pause while prompts are computed, see `SchedulerConfig`.
+            swap_bytes: memory beside the pool for the KV of preempted requests; 0: it is computed again.
             cache_dir: where repacked weights are kept; None: the user's cache folder.
+            prefix_folder: where pinned prefixes are kept over restarts; None: nowhere.
 
         Raises:
             ModelError: the file is damaged or of a kind rockpage does not run.
@@ -140,14 +156,17 @@ class Engine:
                 max_rows=max_rows,
                 max_sequences=max_sequences,
                 prefill_chunk=min(prefill_chunk, max_rows),
+                step_seconds=step_seconds,
             )
-            require_memory(source, activations, runtime=runtime, pool_bytes=pool_bytes, max_rows=max_rows)
+            taken = pool_bytes + swap_bytes
+            require_memory(source, activations, runtime=runtime, pool_bytes=taken, max_rows=max_rows)
             tokenizer, template = tokenizer_of(source), template_of(source)
             decoder = Decoder.load(
                 source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir
             )
         cache = PagedKVCache.create(decoder.geometry, pool_bytes)
         try:
+            swap = SwapSpace(swap_bytes, cache) if swap_bytes else None
             attention = open_runtime(
                 runtime,
                 cache,
@@ -162,7 +181,9 @@ class Engine:
         except BaseException:
             cache.close()
             raise
-        return cls(decoder, tokenizer, cache, attention, config, template=template)
+        return cls(
+            decoder, tokenizer, cache, attention, config, template=template, prefix_folder=prefix_folder, swap=swap
+        )
 
     @held_signals()
     def add_request(
@@ -172,6 +193,10 @@ class Engine:
         *,
         salt: str = "",
         prompt_version: str = "",
+        priority: int = 0,
+        client: str = "",
+        deadline: float | None = None,
+        max_queue_seconds: float | None = None,
     ) -> int:
         """Queue a prompt; `step` brings its tokens.
 
@@ -180,12 +205,16 @@ class Engine:
             params: how to sample; None is greedy. `max_tokens` is cut to what the context leaves.
             salt: only requests with the same salt share KV.
             prompt_version: only requests with the same version share KV.
+            priority: higher ones go first; see `Scheduler.submit` for this and what follows.
+            client: who asks.
+            deadline: when it fails if it has not ended, a value of `time.monotonic()`.
+            max_queue_seconds: how long it may wait to be admitted.
 
         Returns:
             The request's id.
 
         Raises:
-            RequestRefused: it can never fit.
+            RequestRefused: it can never fit, or too many wait already.
             UsageError: no valid Unicode, an id outside the vocabulary, a structure that cannot be used, or the engine
                 is closed.
             MissingExtra: the structure needs a library that is not installed.
@@ -195,7 +224,17 @@ class Engine:
         constraint = self._prepare(params)
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._ids(prompt)
         room = max(1, self.scheduler.config.context_length - tokens.size)
-        request = self.scheduler.submit(tokens, self._namespace(salt, prompt_version), min(params.max_tokens, room))
+        if tokens.ndim == 1:
+            self._kept.recall(self._namespace(salt, prompt_version), tokens.astype(np.int32))
+        request = self.scheduler.submit(
+            tokens,
+            self._namespace(salt, prompt_version),
+            min(params.max_tokens, room),
+            priority=priority,
+            client=client,
+            deadline=deadline,
+            max_queue_seconds=max_queue_seconds,
+        )
         self._streams[request.id] = Stream(request, params, self.tokenizer, constraint=constraint)
         return request.id
 
@@ -289,7 +328,9 @@ class Engine:
         outbox, self._outbox = self._outbox, {}
         return [output for outputs in outbox.values() for output in outputs]
 
-    def generate(self, prompt: str | ArrayLike, params: SamplingParams | None = None) -> Generator[str, None, None]:
+    def generate(
+        self, prompt: str | ArrayLike, params: SamplingParams | None = None, *, salt: str = "", prompt_version: str = ""
+    ) -> Generator[str, None, None]:
         """Stream one request's text. Other requests go on beside it; closing the iterator aborts this one.
 
         Raises:
@@ -300,7 +341,7 @@ class Engine:
         request_id = 0  # no request has it
         try:
             with held_signals():  # an interruption must not come between a request and its id
-                request_id = self.add_request(prompt, params)
+                request_id = self.add_request(prompt, params, salt=salt, prompt_version=prompt_version)
             while True:
                 if request_id not in self._outbox:
                     if request_id not in self._streams:
@@ -343,6 +384,74 @@ class Engine:
         with self._guard.step():
             return score_ids(ids, self._namespace("", ""), self.cache, self.scheduler.config, self._runner.compute)
 
+    def pin(
+        self, prompt: str | ArrayLike, owner: str, seconds: float, *, salt: str = "", prompt_version: str = ""
+    ) -> int:
+        """Keep what prompts begin with in the pool, and in `prefix_folder`: read from there, or else computed now.
+
+        Args:
+            prompt: as in `add_request`.
+            owner: for `engine.prefix.unpin(owner)`.
+            seconds: how long it stays pinned at most.
+            salt: whose prompts it is for.
+            prompt_version: likewise.
+
+        Returns:
+            Tokens that are pinned: the full blocks of the prompt.
+
+        Raises:
+            UsageError: more than may be pinned, `seconds` is not positive, or as in `generate`.
+            RequestRefused: it can never fit.
+            RequestFailed: it could not be computed.
+        """
+        tokens = self._tokens(prompt)
+        namespace = self._namespace(salt, prompt_version)
+        whole = tokens.size // self.cache.geometry.block_tokens * self.cache.geometry.block_tokens
+        if self._kept.recall(namespace, tokens) < whole:
+            for _ in self.generate(tokens, SamplingParams(max_tokens=1), salt=salt, prompt_version=prompt_version):
+                pass
+        with self._guard.step():
+            return self._kept.pin(namespace, tokens, owner, seconds)
+
+    def save_session(
+        self,
+        path: str | os.PathLike[str],
+        tokens: ArrayLike,
+        *,
+        note: bytes = b"",
+        salt: str = "",
+        prompt_version: str = "",
+    ) -> int:
+        """Save a conversation, its KV included as far as it is in the pool, in the place of a file that is there.
+
+        Args:
+            path: the file; see docs/state-files.md.
+            tokens: ids of the prompt and its answer, or more of such.
+            note: what to keep beside them.
+            salt: as the conversation's.
+            prompt_version: likewise.
+
+        Returns:
+            Tokens whose KV is in the file.
+
+        Raises:
+            UsageError: an id is outside the vocabulary.
+            OSError: the file cannot be written; one that was there is there still.
+        """
+        with self._guard.step():
+            return self._kept.save(Path(path), self._namespace(salt, prompt_version), self._tokens(tokens), note)
+
+    def load_session(self, path: str | os.PathLike[str], *, salt: str = "", prompt_version: str = "") -> Session:
+        """Load a conversation; a prompt that begins with its tokens goes on from there.
+
+        Raises:
+            BadStateFile: the file is damaged, and was set aside, or is no state file.
+            UsageError: it was saved with another model, other options or another salt; it stays.
+            OSError: it cannot be read.
+        """
+        with self._guard.step():
+            return self._kept.load(Path(path), self._namespace(salt, prompt_version))
+
     def close(self) -> None:
         """Give back threads, buffers and the pool; the weights go with the engine. Safe to call twice.
 
@@ -353,6 +462,8 @@ class Engine:
         for request_id in list(self._streams):
             self.abort(request_id)
         self.runtime.close()
+        if self._swap is not None:
+            self._swap.close()
         self.cache.close()
 
     def __enter__(self) -> Engine:
@@ -372,14 +483,15 @@ class Engine:
         plan = self.scheduler.schedule()
         outputs = []
         if plan.rows:
-            sampling = plan.sampling
+            sampling, started = plan.sampling, time.monotonic()
             try:
                 logits = self._runner.compute(plan)
                 sampled = [self._sample(request, row) for request, row in zip(sampling, logits, strict=True)]
             except BaseException:
                 self.scheduler.rollback(plan)
                 raise
-            self.scheduler.commit(plan, [token for token, _ in sampled], [ends for _, ends in sampled])
+            tokens, stops = [token for token, _ in sampled], [ends for _, ends in sampled]
+            self.scheduler.commit(plan, tokens, stops, seconds=time.monotonic() - started)
             outputs = [
                 self._output(self._streams[request.id], token)
                 for request, (token, _) in zip(sampling, sampled, strict=True)
@@ -412,6 +524,10 @@ class Engine:
 
     def _namespace(self, salt: str, prompt_version: str) -> Namespace:
         return Namespace(self._runner.numerics, salt=salt, prompt_version=prompt_version)
+
+    def _tokens(self, prompt: str | ArrayLike) -> NDArray[np.int32]:
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._ids(prompt)
+        return tokens.astype(np.int32)
 
     def _ids(self, tokens: ArrayLike) -> NDArray[Any]:
         return as_ids(tokens, self.tokenizer.vocab_size)

@@ -44,7 +44,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "cpu", "emulated", "simulator", "rknnlite"),
         default="auto",
         metavar="NAME",
-        help="attention: auto, cpu, emulated, simulator, rknnlite (default: %(default)s)",
+        help="cpu, emulated, simulator, rknnlite (default: %(default)s)",
     )
     group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for rknnlite")
     group.add_argument(
@@ -88,6 +88,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="of a prompt, computed in a step (default: %(default)s)",
     )
+    group.add_argument("--step-ms", type=float, metavar="MS", help="longest pause of answers while prompts begin")
 
 
 def add_threads_option(parser: argparse._ActionsContainer) -> None:
@@ -201,6 +202,7 @@ def open_engine(args: argparse.Namespace) -> Engine:
         threads=args.threads,
         context_length=args.context,
         prefill_chunk=args.prefill_chunk,
+        step_seconds=None if args.step_ms is None else args.step_ms / 1000,
     )
 
 

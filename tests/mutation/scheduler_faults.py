@@ -22,7 +22,7 @@ SCHEDULER_FAULTS = [
     ),
     *group(
         "hostcache/decode_batch.py",
-        STEP_TESTS,
+        "hostcache/test_decode_batch.py",
         ("the arrays miss a sequence's new block", "self._refresh(self._place(request))", "pass"),
         ("those behind one that ends keep its tokens", "            array[index : count - 1] = array[index + 1 : count].copy()\n", "            pass\n"),
         ("those behind a new one get its tokens", "            array[index + 1 : count + 1] = array[index:count].copy()\n", "            pass\n"),
