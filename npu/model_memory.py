@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hostcache.errors import RegionError
 from hostcache.geometry import KVGeometry
-from hostcache.memory_budget import scarcest_budget
+from hostcache.memory_budget import MemoryBudget, scarcest_budget
+from hostcache.pressure import PressureLimits
 from hostcache.scheduler_config import SchedulerConfig
 
 from .checks import check_geometry
 from .memory_plan import LIBRARIES_BYTES, MemoryPlan, resident_weights, runtime_bytes, step_bytes
 from .model import ModelConfig
+from .sizes import format_size
 from .source import ModelSource
 from .staged import arena_bytes
 from .weights import Activations, plan_weights
 
-__all__ = ["plan_geometry", "plan_model", "require_memory"]
+__all__ = ["USUAL_POOL_BYTES", "PoolChoice", "choose_pool", "plan_geometry", "plan_model", "require_memory"]
+
+USUAL_POOL_BYTES = 192 << 20
+"""512 blocks of the reference geometry (24 layers, 2 KV heads of 128)."""
+
+LEAST_TOKENS = 256
+"""A pool for less serves nobody: nothing smaller is chosen unasked."""
+
+
+@dataclass(frozen=True)
+class PoolChoice:
+    """How large a pool is, and why.
+
+    Attributes:
+        nbytes: memory for KV.
+        reason: for people.
+    """
+
+    nbytes: int
+    reason: str
 
 
 def plan_geometry(
@@ -130,25 +151,82 @@ def require_memory(
     budget = scarcest_budget()
     if budget is None:  # the pool's pages are touched at start, and will tell
         return
+    plan = _plan_within(budget, source, activations, runtime=runtime, pool_asked=pool_bytes, max_rows=max_rows)
+    if plan.needed_bytes > plan.ram_bytes:
+        raise _refusal(source, budget, plan)
+
+
+def choose_pool(
+    source: ModelSource, activations: Activations, *, runtime: str, asked: int | None, max_rows: int
+) -> PoolChoice:
+    """Settle how large the pool is: as asked; or, if nobody asked, as usual where memory is left for it, else smaller.
+
+    Of what is left, so much stays free as has to be free for memory not to be short: a pool that took it would have to
+    give it back at once.
+
+    Args:
+        source: the open model.
+        activations: as it is to be loaded.
+        runtime: as in `require_memory`.
+        asked: bytes; None leaves it to what there is.
+        max_rows: most tokens of one step.
+
+    Raises:
+        RegionError: what is asked for does not fit, or not even a pool for 256 tokens.
+        ModelError: as `require_memory`; so are `UsageError` and `MissingExtra`.
+    """
+    if asked is not None:
+        require_memory(source, activations, runtime=runtime, pool_bytes=asked, max_rows=max_rows)
+        return PoolChoice(asked, "as asked for")
+    budget = scarcest_budget()
+    if budget is None:
+        return PoolChoice(USUAL_POOL_BYTES, "as usual: the kernel does not say what memory is left")
+    reserve = PressureLimits.of(budget.limit).high_bytes
+    plan = _plan_within(budget, source, activations, runtime=runtime, pool_asked=USUAL_POOL_BYTES, max_rows=max_rows)
+    plan = replace(plan, reserve_bytes=reserve)
+    least = plan.geometry.blocks_for(LEAST_TOKENS) * plan.geometry.block_bytes
+    if plan.pool_limit_bytes < least:
+        raise _refusal(source, budget, replace(plan, pool_asked=least))
+    others = format_size(plan.process_bytes - plan.pool_bytes)
+    left = f"{budget.owner} has {format_size(plan.ram_bytes)} for the process, whose other parts take {others}"
+    if plan.pool_limit_bytes >= USUAL_POOL_BYTES:
+        return PoolChoice(USUAL_POOL_BYTES, f"as usual: {left}")
+    return PoolChoice(
+        plan.pool_limit_bytes, f"not {format_size(USUAL_POOL_BYTES)}: {left}, and {format_size(reserve)} stay free"
+    )
+
+
+def _plan_within(
+    budget: MemoryBudget,
+    source: ModelSource,
+    activations: Activations,
+    *,
+    runtime: str,
+    pool_asked: int,
+    max_rows: int,
+) -> MemoryPlan:
+    """Plan for what a budget has left, and for what of the plan has been taken from it already."""
     plan = plan_model(
         source,
         activations,
         runtime="cpu" if runtime == "auto" else runtime,
-        pool_asked=pool_bytes,
+        pool_asked=pool_asked,
         ram_bytes=budget.available,
         reserve_bytes=0,
         max_rows=max_rows,
     )
     loaded = min(_resident_bytes(), LIBRARIES_BYTES)  # of what the plan counts, already there
-    plan = replace(plan, ram_bytes=budget.available + loaded)
-    if plan.needed_bytes > plan.ram_bytes:
-        raise RegionError(
-            f"{source.path} does not fit into the memory of {budget.owner}: {plan.obstacles()[0]}; "
-            "use a smaller model or pool, or free memory first",
-            needed=plan.needed_bytes,
-            available=plan.ram_bytes,
-            pool_limit=plan.pool_limit_bytes,
-        )
+    return replace(plan, ram_bytes=budget.available + loaded)
+
+
+def _refusal(source: ModelSource, budget: MemoryBudget, plan: MemoryPlan) -> RegionError:
+    return RegionError(
+        f"{source.path} does not fit into the memory of {budget.owner}: {plan.obstacles()[0]}; "
+        "use a smaller model or pool, or free memory first",
+        needed=plan.needed_bytes,
+        available=plan.ram_bytes,
+        pool_limit=plan.pool_limit_bytes,
+    )
 
 
 def _resident_bytes() -> int:

@@ -11,7 +11,7 @@ from hostcache.memory_budget import MemoryBudget
 from npu import model_memory
 from npu.engine import Engine
 from npu.memory_plan import LIBRARIES_BYTES, runtime_bytes, step_bytes
-from npu.model_memory import plan_model, require_memory
+from npu.model_memory import USUAL_POOL_BYTES, PoolChoice, choose_pool, plan_model, require_memory
 from npu.source import open_model
 from tests.footprint import Footprint
 from tests.npu.tiny import TinyLlama, write_tiny_llama
@@ -114,6 +114,60 @@ def test_where_the_kernel_does_not_say_what_is_left_a_model_is_loaded(
 ) -> None:
     monkeypatch.setattr(model_memory, "scarcest_budget", lambda: None)
     Engine.load(model, pool_bytes=POOL_BYTES, cache_dir=tmp_path).close()
+
+
+OTHERS = WEIGHTS_BYTES + RUNTIME_BYTES
+"""What the process takes beside the pool."""
+
+RESERVE = 256 * MIB
+"""Of a machine of 2^40 bytes: twice 128 MiB, below which memory counts as short."""
+
+
+def choose(model: Path, asked: int | None = None) -> PoolChoice:
+    with open_model(model) as source:
+        return choose_pool(source, "int8", runtime="cpu", asked=asked, max_rows=256)
+
+
+def test_an_unasked_pool_is_as_usual_where_there_is_room(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enough = OTHERS + RESERVE + USUAL_POOL_BYTES
+    left(monkeypatch, enough - LOADED)
+    choice = choose(model)
+    assert choice.nbytes == USUAL_POOL_BYTES == 192 * MIB
+    assert choice.reason == (
+        f"as usual: cgroup /service has {enough / MIB:.1f} MiB for the process, whose other parts take "
+        f"{OTHERS / MIB:.1f} MiB"
+    )
+
+
+def test_an_unasked_pool_leaves_free_what_must_stay_free(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left(monkeypatch, OTHERS + RESERVE + 10 * MIB - LOADED)
+    choice = choose(model)
+    assert choice.nbytes == 10 * MIB
+    assert choice.reason.startswith("not 192.0 MiB: cgroup /service has ")
+    assert choice.reason.endswith(f"whose other parts take {OTHERS / MIB:.1f} MiB, and 256.0 MiB stay free")
+    left(monkeypatch, OTHERS + RESERVE + 10 * MIB - LOADED - 1)
+    assert choose(model).nbytes == 10 * MIB - 4096  # whole blocks
+
+
+def test_a_pool_that_serves_nobody_is_not_chosen(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    least = 256 * 256  # tokens, and bytes of each
+    left(monkeypatch, OTHERS + RESERVE + least - LOADED)
+    assert choose(model).nbytes == least
+    left(monkeypatch, OTHERS + RESERVE + least - LOADED - 1)
+    with pytest.raises(RegionError, match=r"does not fit into the memory of cgroup /service: .* use a smaller model"):
+        choose(model)
+
+
+def test_an_asked_pool_is_as_asked_or_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left(monkeypatch, OTHERS + POOL_BYTES - LOADED)
+    assert choose(model, POOL_BYTES) == PoolChoice(POOL_BYTES, "as asked for")  # what stays free is the asker's affair
+    with pytest.raises(RegionError, match=r"a pool of 1\.0 MiB would fit"):
+        choose(model, POOL_BYTES + 4096)
+
+
+def test_an_unasked_pool_where_the_kernel_does_not_say(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_memory, "scarcest_budget", lambda: None)
+    assert choose(model) == PoolChoice(USUAL_POOL_BYTES, "as usual: the kernel does not say what memory is left")
 
 
 def test_a_process_knows_its_size() -> None:
