@@ -22,8 +22,9 @@ from .chat import ChatTemplate, encode_chat, turn_ends
 from .decoder import Decoder, DenseModel
 from .fp16 import Rounding
 from .interrupts import held_signals
+from .memory_pressure import respond_to_pressure
 from .model import ModelConfig
-from .model_memory import require_memory
+from .model_memory import PoolChoice, choose_pool
 from .model_runner import ModelRunner
 from .runtimes import PlacementName, open_runtime
 from .sampler import SamplingParams
@@ -36,10 +37,7 @@ from .text import template_of, tokenizer_of
 from .token_ids import as_ids
 from .tokenizer import Tokenizer
 
-__all__ = ["DEFAULT_POOL_BYTES", "Engine"]
-
-DEFAULT_POOL_BYTES = 192 << 20
-"""512 blocks of the reference geometry (24 layers, 2 KV heads of 128)."""
+__all__ = ["Engine"]
 
 
 class Engine:
@@ -55,6 +53,8 @@ class Engine:
         config: limits of a step.
         template: the model's chat template, if it has one.
         swap: where preempted requests leave their KV; None: it is computed again.
+        pool_choice: why the pool is as large as it is; None: the caller knows.
+        watch_memory: whether to respond when memory is short.
 
     Attributes:
         tokenizer: as given.
@@ -62,6 +62,9 @@ class Engine:
         cache: the pool.
         prefix: the prefix cache over it.
         runtime: as given.
+        pool_choice: as given.
+        pressure: what is done when memory is short; None: nothing. Every step tends it; whoever computes none for long
+            may call its `tend` between steps.
 
     Example:
         >>> from npu.engine import Engine
@@ -81,6 +84,8 @@ class Engine:
         *,
         template: ChatTemplate | None = None,
         swap: SwapSpace | None = None,
+        pool_choice: PoolChoice | None = None,
+        watch_memory: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.cache = cache
@@ -88,6 +93,8 @@ class Engine:
         self.runtime = runtime
         self.scheduler = Scheduler(cache, self.prefix, config, swap=swap)
         self._swap = swap
+        self.pool_choice = pool_choice
+        self.pressure = respond_to_pressure(cache, self.scheduler) if watch_memory else None
         self._runner = ModelRunner(decoder, cache, runtime)
         self._template = template
         self._structures = StructureCompiler(tokenizer)
@@ -101,7 +108,7 @@ class Engine:
         model: str | os.PathLike[str],
         *,
         runtime: str = "auto",
-        pool_bytes: int = DEFAULT_POOL_BYTES,
+        pool_bytes: int | None = None,
         threads: int = 1,
         activations: Literal["int8", "fp32"] = "int8",
         rounding: Rounding = "output",
@@ -115,13 +122,14 @@ class Engine:
         step_seconds: float | None = None,
         swap_bytes: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
+        watch_memory: bool = True,
     ) -> Engine:
         """Load a model and take the pool.
 
         Args:
             model: path of a GGUF file or of a Hugging Face folder.
             runtime: see `npu.runtimes.RuntimeName`.
-            pool_bytes: memory for KV, rounded down to whole blocks.
+            pool_bytes: memory for KV, rounded down to whole blocks; None: 192 MiB, or less where less is left.
             threads: threads of the dense parts and of the `cpu` runtime.
             activations: `"int8"` is fast, `"fp32"` exact.
             rounding: where the emulated NPU rounds to fp16.
@@ -135,6 +143,7 @@ class Engine:
             step_seconds: how long an answer may pause while prompts are computed, see `SchedulerConfig`.
             swap_bytes: memory beside the pool for the KV of preempted requests; 0: it is computed again.
             cache_dir: where repacked weights are kept; None: the user's cache folder.
+            watch_memory: whether to respond when memory is short, see docs/memory-pressure.md.
 
         Raises:
             ModelError: the file is damaged or of a kind rockpage does not run.
@@ -151,13 +160,14 @@ class Engine:
                 prefill_chunk=min(prefill_chunk, max_rows),
                 step_seconds=step_seconds,
             )
-            taken = pool_bytes + swap_bytes
-            require_memory(source, activations, runtime=runtime, pool_bytes=taken, max_rows=max_rows)
+            pool = choose_pool(
+                source, activations, runtime=runtime, asked=pool_bytes, max_rows=max_rows, swap_bytes=swap_bytes
+            )
             tokenizer, template = tokenizer_of(source), template_of(source)
             decoder = Decoder.load(
                 source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir
             )
-        cache = PagedKVCache.create(decoder.geometry, pool_bytes)
+        cache = PagedKVCache.create(decoder.geometry, pool.nbytes)
         try:
             swap = SwapSpace(swap_bytes, cache) if swap_bytes else None
             attention = open_runtime(
@@ -174,7 +184,17 @@ class Engine:
         except BaseException:
             cache.close()
             raise
-        return cls(decoder, tokenizer, cache, attention, config, template=template, swap=swap)
+        return cls(
+            decoder,
+            tokenizer,
+            cache,
+            attention,
+            config,
+            template=template,
+            swap=swap,
+            pool_choice=pool,
+            watch_memory=watch_memory,
+        )
 
     @held_signals()
     def add_request(
@@ -205,12 +225,14 @@ class Engine:
             The request's id.
 
         Raises:
-            RequestRefused: it can never fit, or too many wait already.
+            RequestRefused: it can never fit, or too many wait already, or memory is short.
             UsageError: no valid Unicode, an id outside the vocabulary, a structure that cannot be used, or the engine
                 is closed.
             MissingExtra: the structure needs a library that is not installed.
         """
         self._guard.check_open()
+        if self.pressure is not None:
+            self.pressure.check_admissible()
         params = params or SamplingParams()
         constraint = self._prepare(params)
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._ids(prompt)
@@ -381,6 +403,8 @@ class Engine:
         for request_id in list(self._streams):
             self.abort(request_id)
         self.runtime.close()
+        if self.pressure is not None:
+            self.pressure.close()
         if self._swap is not None:
             self._swap.close()
         self.cache.close()
@@ -399,7 +423,11 @@ class Engine:
                 self._outbox.setdefault(output.request_id, []).append(output)
 
     def _compute_step(self) -> list[RequestOutput]:
+        if self.pressure is not None:
+            self.pressure.tend()
         plan = self.scheduler.schedule()
+        if self.pressure is not None:
+            self.pressure.after_schedule(plan.rows)
         outputs = []
         if plan.rows:
             sampling, started = plan.sampling, time.monotonic()

@@ -36,10 +36,12 @@ class PoolChoice:
     Attributes:
         nbytes: memory for KV.
         reason: for people.
+        reduced: whether it is smaller than usual because memory is left for no more.
     """
 
     nbytes: int
     reason: str
+    reduced: bool = False
 
 
 def plan_geometry(
@@ -157,7 +159,13 @@ def require_memory(
 
 
 def choose_pool(
-    source: ModelSource, activations: Activations, *, runtime: str, asked: int | None, max_rows: int
+    source: ModelSource,
+    activations: Activations,
+    *,
+    runtime: str,
+    asked: int | None,
+    max_rows: int,
+    swap_bytes: int = 0,
 ) -> PoolChoice:
     """Settle how large the pool is: as asked; or, if nobody asked, as usual where memory is left for it, else smaller.
 
@@ -170,30 +178,30 @@ def choose_pool(
         runtime: as in `require_memory`.
         asked: bytes; None leaves it to what there is.
         max_rows: most tokens of one step.
+        swap_bytes: memory that is taken beside the pool, for the KV of preempted requests.
 
     Raises:
         RegionError: what is asked for does not fit, or not even a pool for 256 tokens.
         ModelError: as `require_memory`; so are `UsageError` and `MissingExtra`.
     """
     if asked is not None:
-        require_memory(source, activations, runtime=runtime, pool_bytes=asked, max_rows=max_rows)
+        require_memory(source, activations, runtime=runtime, pool_bytes=asked + swap_bytes, max_rows=max_rows)
         return PoolChoice(asked, "as asked for")
     budget = scarcest_budget()
     if budget is None:
         return PoolChoice(USUAL_POOL_BYTES, "as usual: the kernel does not say what memory is left")
     reserve = PressureLimits.of(budget.limit).high_bytes
     plan = _plan_within(budget, source, activations, runtime=runtime, pool_asked=USUAL_POOL_BYTES, max_rows=max_rows)
-    plan = replace(plan, reserve_bytes=reserve)
+    plan = replace(plan, reserve_bytes=reserve + swap_bytes)
     least = plan.geometry.blocks_for(LEAST_TOKENS) * plan.geometry.block_bytes
     if plan.pool_limit_bytes < least:
         raise _refusal(source, budget, replace(plan, pool_asked=least))
-    others = format_size(plan.process_bytes - plan.pool_bytes)
+    others = format_size(plan.process_bytes - plan.pool_bytes + swap_bytes)
     left = f"{budget.owner} has {format_size(plan.ram_bytes)} for the process, whose other parts take {others}"
     if plan.pool_limit_bytes >= USUAL_POOL_BYTES:
         return PoolChoice(USUAL_POOL_BYTES, f"as usual: {left}")
-    return PoolChoice(
-        plan.pool_limit_bytes, f"not {format_size(USUAL_POOL_BYTES)}: {left}, and {format_size(reserve)} stay free"
-    )
+    reason = f"not {format_size(USUAL_POOL_BYTES)}: {left}, and {format_size(reserve)} stay free"
+    return PoolChoice(plan.pool_limit_bytes, reason, reduced=True)
 
 
 def _plan_within(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .fault import group
 from .model_faults import MODEL_FAULTS
+from .pressure_faults import PRESSURE_FAULTS
 from .scheduler_faults import SCHEDULER_FAULTS
 from .state_faults import STATE_FAULTS
 
@@ -503,7 +504,7 @@ MEMORY = [
     *group(
         "npu/engine.py",
         "npu/test_model_memory.py",
-        ("a model is loaded without asking for its memory", "            require_memory(source, activations, runtime=runtime, pool_bytes=pool_bytes, max_rows=max_rows)\n", ""),
+        ("a model is loaded without asking for its memory", "pool = choose_pool(", 'pool = PoolChoice(pool_bytes or 0, "") or choose_pool('),
     ),
     *group(
         "npu/mapped_file.py",
@@ -613,6 +614,7 @@ FAULTS = [
     *WEIGHTS_CACHE,
     *MEMORY,
     *MODEL_FAULTS,
+    *PRESSURE_FAULTS,
     *STATE_FAULTS,
     *DISCOVERY,
     *DOCTOR,

@@ -123,9 +123,9 @@ RESERVE = 256 * MIB
 """Of a machine of 2^40 bytes: twice 128 MiB, below which memory counts as short."""
 
 
-def choose(model: Path, asked: int | None = None) -> PoolChoice:
+def choose(model: Path, asked: int | None = None, swap_bytes: int = 0) -> PoolChoice:
     with open_model(model) as source:
-        return choose_pool(source, "int8", runtime="cpu", asked=asked, max_rows=256)
+        return choose_pool(source, "int8", runtime="cpu", asked=asked, max_rows=256, swap_bytes=swap_bytes)
 
 
 def test_an_unasked_pool_is_as_usual_where_there_is_room(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +147,11 @@ def test_an_unasked_pool_leaves_free_what_must_stay_free(model: Path, monkeypatc
     assert choice.reason.endswith(f"whose other parts take {OTHERS / MIB:.1f} MiB, and 256.0 MiB stay free")
     left(monkeypatch, OTHERS + RESERVE + 10 * MIB - LOADED - 1)
     assert choose(model).nbytes == 10 * MIB - 4096  # whole blocks
+    assert choose(model).reduced
+    left(monkeypatch, OTHERS + RESERVE + 10 * MIB - LOADED)
+    smaller = choose(model, swap_bytes=4 * MIB)
+    assert smaller.nbytes == 6 * MIB
+    assert f"other parts take {(OTHERS + 4 * MIB) / MIB:.1f} MiB, and 256.0 MiB" in smaller.reason
 
 
 def test_a_pool_that_serves_nobody_is_not_chosen(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +166,9 @@ def test_a_pool_that_serves_nobody_is_not_chosen(model: Path, monkeypatch: pytes
 def test_an_asked_pool_is_as_asked_or_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left(monkeypatch, OTHERS + POOL_BYTES - LOADED)
     assert choose(model, POOL_BYTES) == PoolChoice(POOL_BYTES, "as asked for")  # what stays free is the asker's affair
-    with pytest.raises(RegionError, match=r"a pool of 1\.0 MiB would fit"):
-        choose(model, POOL_BYTES + 4096)
+    for more in ({"asked": POOL_BYTES + 4096}, {"asked": POOL_BYTES, "swap_bytes": 4096}):
+        with pytest.raises(RegionError, match=r"a pool of 1\.0 MiB would fit"):
+            choose(model, **more)
 
 
 def test_an_unasked_pool_where_the_kernel_does_not_say(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,91 @@
+"""Seeded faults in what is done when memory is short."""
+
+# ruff: noqa: E501 - a fault is one line
+# fmt: off
+from __future__ import annotations
+
+from .fault import group
+
+__all__ = ["PRESSURE_FAULTS"]
+
+GIVE_BACK = group(
+    "hostcache/region.py",
+    "hostcache/test_give_back.py",
+    ("parts of huge pages go", "return HUGE_PAGE if self.huge_pages else mmap.PAGESIZE", "return mmap.PAGESIZE"),
+    ("a memfd's pages leave the mapping and stay in memory", "mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE", "mmap.MADV_DONTNEED"),
+    ("what a device uses goes", "return self._gives_back and not self._users and", "return self._gives_back and"),
+    ("locked pages count as gone", "            self._gives_back = False\n        return", "            pass\n        return"),
+    ("a heap's pages go", 'self._gives_back = kind != "dma heap"', "self._gives_back = True"),
+    ("pages come back over what lies beside them", "self.buffer[offset : offset + nbytes : mmap.PAGESIZE] |= 0", "self.buffer[offset : offset + nbytes : mmap.PAGESIZE] = 0"),
+)
+
+WITHHELD = [
+    *group(
+        "hostcache/blocks.py",
+        "hostcache/test_blocks.py",
+        ("withheld blocks count as used", " - self.fenced - self.withheld", " - self.fenced"),
+        ("withheld blocks are handed out", "        self._free = left\n", ""),
+        ("what is in use is withheld", "if len(left) + len(chosen) != len(self._free):", "if False:"),
+        ("what was never withheld is restored", "if not chosen <= self._withheld:", "if False:"),
+        ("restored blocks are lost", "        for block in chosen:\n            heapq.heappush(self._free, block)\n", ""),
+        ("what hangs on an evicted block stays", "while self.is_cached(block):", "if self.is_cached(block):"),
+    ),
+    *group(
+        "hostcache/balloon.py",
+        "hostcache/test_balloon.py",
+        ("blocks in use lose their bytes", "all(self.pool.is_idle(block) for block in blocks)", "True"),
+        ("a block is free before all of it is there", "self._given.isdisjoint((first // self._granule_bytes, last // self._granule_bytes))", "first // self._granule_bytes not in self._given"),
+        ("blocks are free before their pages are there", "            try:\n                self._region.populate(granule * self._granule_bytes, self._granule_bytes)\n", "            try:\n                pass\n"),
+        ("the newest cached blocks go first", "max(age.get(block, -1) for block in blocks)", "-max(age.get(block, -1) for block in blocks)"),
+        ("what should be spared goes", "if self.pool.available - lost < spare or not", "if not"),
+        ("the cache is emptied for a region that keeps its pages", "        if not self._region.gives_back:\n            return False\n", ""),
+    ),
+]
+
+LADDER = [
+    *group(
+        "hostcache/pressure.py",
+        "hostcache/test_pressure.py",
+        ("a level is climbed before the last one could show", "now - self._climbed >= self.limits.settle_seconds", "True"),
+        ("there is always time to wait", "return urgent or now", "return now"),
+        ("all levels are left at once", "            self._descends += self.limits.calm_seconds\n", ""),
+        ("calm counts from the first sign of pressure", "            self._descends = now + self.limits.calm_seconds\n            if self.level is PressureLevel.CALM or", "            if self.level is PressureLevel.CALM:\n                self._descends = now + self.limits.calm_seconds\n            if self.level is PressureLevel.CALM or"),
+        ("memory is taken until it is short again", "max(0, reading.headroom - self.limits.high_bytes)", "max(0, reading.headroom - self.limits.low_bytes)"),
+        ("memory is taken before it is calm", "if self.level is not PressureLevel.CALM:\n            return 0", "if False:\n            return 0"),
+        ("stalls are no reason", "        return reading.stalled\n", '        return ""\n'),
+    ),
+    *group(
+        "hostcache/pressure_watch.py",
+        "hostcache/test_pressure_watch.py",
+        ("a trigger has no end", 'b"some 150000 1000000\\0"', 'b"some 150000 1000000"'),
+        ("without a right nothing is heard", ', b"some 300000 2000000\\0")', ",)"),
+        ("somebody else's full cgroup is the machine's", "if whose == _MACHINE and any(", "if False and any("),
+        ("a cgroup that is gone speaks for ever", "if event & select.POLLERR:", "if False:"),
+        ("deaths of long ago count", "        self._deaths = self._count_deaths()\n", ""),
+        ("a met limit is a death", 'row[0] in ("oom", "oom_kill")', 'row[0] in ("oom", "oom_kill", "max")'),
+        ("a stall waits for the next look", "if not spoken and now < self._next_look:", "if now < self._next_look:"),
+        ("descriptors are left open", "        for descriptor in self.descriptors:\n            os.close(descriptor)\n", ""),
+    ),
+    *group(
+        "hostcache/pressure_response.py",
+        "hostcache/test_pressure_response.py",
+        ("nobody is shed", "level >= PressureLevel.SHED and", "False and"),
+        ("shedding comes before the pause", "level >= PressureLevel.SHED and", "level >= PressureLevel.GIVE_BACK and"),
+        ("admission stays paused", "            self._scheduler.resume_admission()\n", "            pass\n"),
+        ("new requests are refused too early", "if self.ladder.level is PressureLevel.REFUSE:", "if self.ladder.level >= PressureLevel.SHED:"),
+        ("memory is never taken again", "elif self._balloon.given_bytes:", "elif False:"),
+        ("nothing is left to go on in", "self._balloon.inflate(self.ladder.wanted(reading), self._spare())", "self._balloon.inflate(self.ladder.wanted(reading))"),
+        ("who waits for memory fails at once", "        if not hopeless:\n            self", "        if False:\n            self"),
+        ("who waits for memory waits for ever", "hopeless = self.ladder.short and now - self._held_out_since >= PATIENCE_SECONDS", "hopeless = False"),
+        ("a step that waits for memory spins", "            self.watch.wait(WAIT_SECONDS)\n", ""),
+    ),
+    *group(
+        "npu/model_memory.py",
+        "npu/test_model_memory.py",
+        ("a chosen pool takes what must stay free", "    plan = replace(plan, reserve_bytes=reserve + swap_bytes)\n", ""),
+        ("swapped KV takes no memory", "reserve_bytes=reserve + swap_bytes", "reserve_bytes=reserve"),
+        ("a pool for nobody is chosen", "if plan.pool_limit_bytes < least:", "if False:"),
+    ),
+]
+
+PRESSURE_FAULTS = [*GIVE_BACK, *WITHHELD, *LADDER]

@@ -1,0 +1,129 @@
+"""An engine on a machine that others take memory from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from hostcache import FinishReason, PressureLadder, PressureLimits, PressureResponse
+from hostcache.errors import RequestFailed, RequestRefused
+from npu import memory_pressure
+from npu.engine import Engine
+from npu.memory_pressure import respond_to_pressure
+from npu.sampler import SamplingParams
+from tests.hostcache.fake_heaps import open_descriptors
+from tests.hostcache.test_pressure_response import Machine
+from tests.npu.tiny import TinyLlama, write_tiny_llama
+
+BLOCK = 4096
+"""2 layers, K and V, 2 heads of 16, 16 tokens, 2 bytes each."""
+
+BLOCKS = 64
+PROMPTS = ["in the rain " * 5, "on the hill", "the inn " * 20, "another" * 9]
+GREEDY = SamplingParams(max_tokens=60, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("engine") / "tiny.gguf", TinyLlama(tied_head=False))
+
+
+@pytest.fixture
+def engine(model: Path) -> Iterator[Engine]:
+    with Engine.load(model, pool_bytes=BLOCKS * BLOCK, activations="fp32", cache_dir=model.parent) as engine:
+        yield engine
+
+
+def on_machine(engine: Engine) -> tuple[Machine, PressureResponse]:
+    """Let the engine live on a machine that has 100 blocks left and is short of memory below 8."""
+    assert engine.pressure is not None
+    engine.pressure.close()
+    machine = Machine(100 * BLOCK)
+    machine.balloon = engine.cache.balloon()
+    limits = PressureLimits(8 * BLOCK, 16 * BLOCK, settle_seconds=0.001, calm_seconds=0.001)
+    watch: object = machine
+    response = PressureResponse(watch, PressureLadder(limits), machine.balloon, engine.scheduler)  # type: ignore[arg-type] # it has what is needed
+    engine.pressure = response
+    return machine, response
+
+
+def serve(engine: Engine, machine: Machine | None = None) -> list[list[int]]:
+    """Tokens of each prompt; between the tenth step and the fortieth others take all memory."""
+    numbers = {engine.add_request(prompt, GREEDY): number for number, prompt in enumerate(PROMPTS)}
+    tokens: list[list[int]] = [[] for _ in PROMPTS]
+    steps = 0
+    while not engine.idle:
+        if machine is not None:
+            machine.free = -100 * BLOCK if 10 <= steps < 40 else 100 * BLOCK
+        steps += 1
+        for output in engine.step():
+            assert output.error is None
+            tokens[numbers[output.request_id]] += output.token_ids
+    return tokens
+
+
+def test_whoever_was_shed_gets_the_tokens_it_gets_in_peace(engine: Engine) -> None:
+    peace = serve(engine)
+    engine.prefix.invalidate()
+    machine, response = on_machine(engine)
+    assert serve(engine, machine) == peace
+    assert [len(tokens) for tokens in peace] == [60] * 4
+    stats = response.stats
+    assert stats.shed == 3  # all but one
+    assert stats.pauses == 1
+    assert stats.taken_bytes == stats.given_bytes >= 48 * BLOCK
+    assert engine.cache.pool.withheld == 0
+
+
+def test_new_requests_are_refused_while_all_else_has_been_done(engine: Engine) -> None:
+    machine, response = on_machine(engine)
+    machine.free = -100 * BLOCK
+    running = engine.generate("in the rain", GREEDY)
+    for _ in range(5):
+        next(running)
+    with pytest.raises(RequestRefused, match="no new requests while memory is short"):
+        engine.add_request("on the hill", GREEDY)
+    machine.free = 100 * BLOCK
+    assert len("".join(running)) > 0
+    for _ in range(50):  # even if nothing is computed, asking looks
+        response.tend()
+    request = engine.add_request("on the hill", GREEDY)
+    engine.abort(request)
+    assert response.stats.refused == 1
+
+
+def test_a_request_that_is_left_without_memory_fails_and_the_engine_lives(engine: Engine) -> None:
+    machine, _ = on_machine(engine)
+    machine.free = -34 * BLOCK  # 14 blocks are left for good: enough stays free then
+    for _ in range(8):
+        engine.step()
+    with pytest.raises(RequestFailed, match=r"needs more blocks than memory is left for: 0\.\d MiB of the pool"):
+        "".join(engine.generate("a " * 250, GREEDY))
+    assert len("".join(engine.generate("in the rain", GREEDY))) > 0
+    request = engine.add_request("on the hill", GREEDY)
+    reasons = []
+    while not engine.idle:
+        reasons += [output.finish_reason for output in engine.step() if output.request_id == request]
+    assert reasons[-1] is FinishReason.LENGTH
+
+
+def test_a_loaded_engine_watches_unless_told_otherwise(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = partial(Engine.load, model, pool_bytes=BLOCKS * BLOCK, cache_dir=model.parent)
+    before = open_descriptors()
+    with load() as engine:
+        assert engine.pressure is not None
+        assert engine.pressure.watch.describe().endswith("what is left is looked at every 0.25 s")
+        assert engine.pool_choice is not None
+        assert engine.pool_choice.reason == "as asked for"
+        engine.step()
+    assert open_descriptors() == before
+    with load(watch_memory=False) as engine:
+        assert engine.pressure is None
+        assert len("".join(engine.generate("in the rain", GREEDY))) > 0
+    monkeypatch.setattr(memory_pressure, "scarcest_budget", lambda: None)
+    with load() as engine:
+        assert respond_to_pressure(engine.cache, engine.scheduler) is None
+        assert engine.pressure is None
