@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,10 @@ from numpy.typing import NDArray
 
 from .request import Request
 
-__all__ = ["DecodeBatch", "DecodeRows"]
+__all__ = ["RANK", "DecodeBatch", "DecodeRows"]
+
+RANK = operator.attrgetter("rank")
+"""The order of those that run."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,13 @@ class DecodeBatch:
         self._tokens = np.zeros(capacity, dtype=np.int32)
         self._positions = np.zeros(capacity, dtype=np.int32)
         self._tables = np.zeros((capacity, 16), dtype=np.int32)  # grows to the right by doubling
+        self._own_until = np.zeros(capacity, dtype=np.int32)  # of each table, see there
         self._rows = np.arange(capacity)
 
     def add(self, request: Request) -> None:
         """A request decodes from now on: all of its tokens but one have been computed."""
         index, count = self._place(request), len(self.requests)
-        for array in (self._tokens, self._positions, self._tables):
+        for array in self._columns:
             array[index + 1 : count + 1] = array[index:count].copy()
         self.requests.insert(index, request)
         self._refresh(index)
@@ -66,7 +71,7 @@ class DecodeBatch:
     def remove(self, request: Request) -> None:
         """A request decodes no more."""
         index, count = self._place(request), len(self.requests)
-        for array in (self._tokens, self._positions, self._tables):
+        for array in self._columns:
             array[index : count - 1] = array[index + 1 : count].copy()
         del self.requests[index]
 
@@ -75,9 +80,23 @@ class DecodeBatch:
         index = self._place(request)
         return index < len(self.requests) and self.requests[index] is request
 
-    def table_changed(self, request: Request) -> None:
-        """The request's table got a block, got another one in place of one, or lost one."""
-        self._refresh(self._place(request))
+    def without_room(self) -> list[Request]:
+        """Those whose next token needs a block, or a copy of a shared one."""
+        count = len(self.requests)
+        places = np.flatnonzero(self._positions[:count] >= self._own_until[:count])
+        return [self.requests[place] for place in places.tolist()]
+
+    def table_changed(self, request: Request) -> bool:
+        """The request's table got a block, got another one in place of one, lost one, or was forked.
+
+        Returns:
+            Whether the request is one of them; otherwise nothing was done.
+        """
+        index = self._place(request)
+        if index == len(self.requests) or self.requests[index] is not request:
+            return False
+        self._refresh(index)
+        return True
 
     def advance(self, requests: Sequence[Request], tokens: Sequence[int]) -> None:
         """Each of these requests, all of the batch or some, has computed its row and got one token more."""
@@ -101,8 +120,12 @@ class DecodeBatch:
         slots = tables[self._rows[:count], blocks].astype(np.int64) * size + offsets
         return DecodeRows(requests, self._tokens[picked].copy(), positions, slots, tables)
 
+    @property
+    def _columns(self) -> tuple[NDArray[np.int32], ...]:
+        return self._tokens, self._positions, self._own_until, self._tables
+
     def _place(self, request: Request) -> int:
-        return bisect.bisect_left(self.requests, request.rank, key=_rank)
+        return bisect.bisect_left(self.requests, request.rank, key=RANK)
 
     def _refresh(self, index: int) -> None:
         request = self.requests[index]
@@ -111,11 +134,8 @@ class DecodeBatch:
             grown = np.zeros((len(self._tables), 2 * len(ids)), dtype=np.int32)
             grown[:, : self._tables.shape[1]] = self._tables
             self._tables = grown
+        self._own_until[index] = request.table.own_until
         self._tokens[index] = request.buffer[request.computed]
         self._positions[index] = request.computed
         self._tables[index, : len(ids)] = ids
         self._tables[index, len(ids) :] = 0
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    return request.rank

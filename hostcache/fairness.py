@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["OUTPUT_WEIGHT", "PROMPT_WEIGHT", "ClientAccount", "ClientAccounts"]
 
@@ -28,6 +28,7 @@ class ClientAccount:
         number: ascending in order of first appearance.
         weight: its share against that of others.
         counter: weighted tokens it was served; never falls.
+        token_cost: what a generated token adds to it.
         waiting: its requests that wait.
         live: its requests that have not ended.
     """
@@ -39,14 +40,14 @@ class ClientAccount:
     waiting: int = 0
     live: int = 0
     indexed: bool = False
+    token_cost: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.token_cost = OUTPUT_WEIGHT / self.weight
 
     def charge_prompt(self, tokens: int) -> None:
         """`tokens` of a prompt are computed for it."""
         self.counter += tokens * PROMPT_WEIGHT / self.weight
-
-    def charge_output(self) -> None:
-        """A token was generated for it."""
-        self.counter += OUTPUT_WEIGHT / self.weight
 
 
 class ClientAccounts:

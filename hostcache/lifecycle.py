@@ -24,29 +24,33 @@ class Lifecycle:
         self._state = state
         self._clock = clock
         self._block_tokens = state.pool.block_tokens
+        self._doomed: list[Request] = []  # to be ended when the step in flight is over
 
     def advance(self, plan: StepPlan, tokens: Sequence[int], stops: Sequence[bool]) -> None:
         """A plan was computed: publish full blocks, append what was sampled."""
-        decodes, running, size = plan.decodes, self._state.running, self._block_tokens
-        running.decoding.advance(decodes, tokens[: len(decodes)])
-        for request, token, stop in zip(decodes, tokens, stops, strict=False):
+        running, size = self._state.running, self._block_tokens
+        running.decoding.advance(plan.decodes, tokens[: len(plan.decodes)])
+        for request in plan.decodes:
             request.in_flight = False
             request.computed += 1
             if request.computed % size == 0:
                 self._publish(request)
-            self._append(request, token, stop)
-        sampled = zip(tokens[len(decodes) :], stops[len(decodes) :], strict=True)
         for chunk in plan.prefills:
-            request = chunk.request
-            request.in_flight = False
-            request.computed += chunk.count
-            self._publish(request)
-            if chunk.samples:
-                self._append(request, *next(sampled))
-            elif request.doomed is not None:
-                self._finish(request, request.doomed)
-            if not request.finished:
-                running.computed_chunk(request)
+            chunk.request.in_flight = False
+            chunk.request.computed += chunk.count
+            self._publish(chunk.request)
+        for request, token, stop in zip(plan.sampling, tokens, stops, strict=True):
+            if request.doomed is not None:  # ended while its step was computed
+                continue
+            request.buffer[request.length] = token
+            request.length += 1
+            request.account.counter += request.account.token_cost
+            if stop or request.length == request.limit:
+                self._finish(request, FinishReason.STOP if stop else FinishReason.LENGTH)
+        for chunk in plan.prefills:
+            if not chunk.request.finished and chunk.request.doomed is None:
+                running.computed_chunk(chunk.request)
+        self._end_doomed()
 
     def take_back(self, requests: Sequence[Request]) -> None:
         """The step that these are part of is not computed: undo what was taken for it."""
@@ -54,29 +58,25 @@ class Lifecycle:
             request.in_flight = False
             request.table.truncate(request.computed)
             self._state.running.update(request)
-            if request.doomed is not None:
-                self._finish(request, request.doomed)
+        self._end_doomed()
 
     def end(self, request: Request, reason: FinishReason, error: RockpageError | None = None) -> None:
         """End a request in whatever state it is, at once or after the step in flight; once is enough."""
         if request.finished:
             return
         request.error = request.error or error
-        if request.in_flight:
-            request.doomed = request.doomed or reason
-        else:
+        if not request.in_flight:
             self._finish(request, reason)
+        elif request.doomed is None:
+            request.doomed = reason
+            self._doomed.append(request)
 
-    def _append(self, request: Request, token: int, stop: bool) -> None:
-        """One more token, unless the request was ended while its step was computed."""
-        if request.doomed is not None:
+    def _end_doomed(self) -> None:
+        """The step is over in which these were ended."""
+        doomed, self._doomed = self._doomed, []
+        for request in doomed:
+            assert request.doomed is not None
             self._finish(request, request.doomed)
-            return
-        request.buffer[request.length] = token
-        request.length += 1
-        request.account.charge_output()
-        if stop or request.full:
-            self._finish(request, FinishReason.STOP if stop else FinishReason.LENGTH)
 
     def _publish(self, request: Request) -> None:
         """Make the request's newly computed full blocks known to others."""

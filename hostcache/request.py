@@ -84,6 +84,8 @@ class Request:
         announced: what it will publish next, see `hostcache.dedup`.
         swapped: what lies in the swap space for it.
         computed_earlier: tokens computed for it before it was last admitted.
+        rank: while it runs, its place among those that do: the highest level first, then in order of arrival.
+        limit: tokens it may grow to.
     """
 
     id: int
@@ -116,6 +118,11 @@ class Request:
     announced: tuple[int, bytes] | None = None
     swapped: SwappedTail | None = None
     computed_earlier: int = 0
+    rank: tuple[int, int] = (0, 0)
+    limit: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limit = len(self.buffer)
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -133,11 +140,6 @@ class Request:
         return self.priority + self.age
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Its place among those that run: the highest level first, then in order of arrival."""
-        return -self.level, self.id
-
-    @property
     def computed_tokens(self) -> int:
         """Tokens whose KV was computed for it over its whole life, recomputation included."""
         return self.computed_earlier + self.computed - self.hit_tokens
@@ -150,7 +152,7 @@ class Request:
     @property
     def most_computed(self) -> int:
         """Tokens that may have to be computed for it, at most: the last one that it may grow to never is."""
-        return len(self.buffer) - 1
+        return self.limit - 1
 
     @property
     def finished(self) -> bool:
@@ -160,4 +162,4 @@ class Request:
     @property
     def full(self) -> bool:
         """Whether it may not grow any more."""
-        return self.length == len(self.buffer)
+        return self.length == self.limit

@@ -6,7 +6,7 @@ import bisect
 import heapq
 from collections.abc import Iterator
 
-from .decode_batch import DecodeBatch
+from .decode_batch import RANK, DecodeBatch
 from .dedup import ComingBlocks
 from .prefix import PrefixCache
 from .request import Request, RequestState
@@ -52,9 +52,7 @@ class RunningSet:
 
     def lowest_first(self) -> Iterator[Request]:
         """All of them, the one that gives way first in front."""
-        return heapq.merge(
-            reversed(self.decoding.requests), reversed(self.prefilling), key=lambda request: request.rank, reverse=True
-        )
+        return heapq.merge(reversed(self.decoding.requests), reversed(self.prefilling), key=RANK, reverse=True)
 
     @property
     def lowest_level(self) -> int:
@@ -68,7 +66,8 @@ class RunningSet:
     def add(self, request: Request) -> None:
         """A request with its table and node runs from now on."""
         request.state = RequestState.RUNNING
-        bisect.insort(self.prefilling, request, key=_rank)
+        request.rank = (-request.level, request.id)
+        bisect.insort(self.prefilling, request, key=RANK)
         self.update(request)
 
     def add_fork(self, child: Request, parent: Request) -> None:
@@ -96,10 +95,8 @@ class RunningSet:
 
     def update(self, request: Request) -> None:
         """The request's table grew or shrank, or it published a block."""
-        decodes = self.decoding.has(request)
-        if decodes:
-            self.decoding.table_changed(request)
-        else:
+        decodes = self.decoding.table_changed(request)
+        if not decodes:
             self.coming.announce(request)
         held = request.table  # may already have slots for what the step in flight computes
         if self.has_guarantee(request):
@@ -122,15 +119,13 @@ class RunningSet:
 
     def _take_out_of_prefilling(self, request: Request) -> None:
         self.coming.withdraw(request)
-        del self.prefilling[bisect.bisect_left(self.prefilling, request.rank, key=_rank)]
+        del self.prefilling[bisect.bisect_left(self.prefilling, request.rank, key=RANK)]
 
     def _promise(self, request: Request, blocks: int) -> None:
         change = blocks - request.promised
+        if not change:
+            return
         request.promised = blocks
         self.promised += change
         if self.has_guarantee(request):
             self.guaranteed += change
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    return request.rank

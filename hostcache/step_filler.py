@@ -10,6 +10,7 @@ from .request import FinishReason, Request, RequestState
 from .scheduler_state import SchedulerState
 from .step import Chunk, StepPlan
 from .step_budget import StepBudget
+from .table import BlockTable
 
 __all__ = ["StepFiller"]
 
@@ -95,15 +96,18 @@ class StepFiller:
 
     def _take_decodes(self, now: float) -> list[Request]:
         """A slot for each sequence that decodes; returns those that got none."""
-        stuck = []
-        for request in self._running.decoding.requests.copy():
-            if request.state is not RequestState.RUNNING:  # one before it has preempted it by now
-                continue
-            if request.table.append_in_tail() or self._grow(request, 1, now):
-                request.in_flight = True
-                self.decodes.append(request)
-            else:
-                stuck.append(request)
+        batch = self._running.decoding
+        growing = batch.without_room()
+        # One before it may have preempted it by the time its turn comes.
+        stuck = [r for r in growing if r.state is RequestState.RUNNING and not self._grow(r, 1, now)]
+        self.decodes = in_tail = batch.requests.copy()
+        if growing:
+            apart = set(growing)
+            in_tail = [request for request in in_tail if request not in apart]
+            self.decodes = [request for request in self.decodes if request not in stuck]
+        BlockTable.append_in_tails([request.table for request in in_tail])
+        for request in self.decodes:
+            request.in_flight = True
         return stuck
 
     def _take_chunk(self, request: Request, budget: StepBudget, now: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ class BlockTable:
     Attributes:
         blocks: block ids, first position first. Read it; change it only through the methods.
         length: tokens that have a slot.
+        own_until: how many may have one before the next block is taken, or a copy of a shared one. Whoever comes to
+            share the last block does so by `fork`, or after this table has let go of it.
 
     Example:
         >>> from hostcache import KVGeometry, PagedKVCache
@@ -47,6 +49,7 @@ class BlockTable:
     def __init__(self, pool: BlockPool, copy: CopyBlock) -> None:
         self.blocks: list[int] = []
         self.length = 0
+        self.own_until = 0
         self._pool = pool
         self._copy = copy
         self._ids = np.empty(16, dtype=np.int32)  # the same ids as an array; grows by doubling
@@ -80,7 +83,7 @@ class BlockTable:
                 tokens=tokens,
             )
         self._extend(blocks)
-        self.length = tokens
+        self.length = self.own_until = tokens
 
     def blocks_needed(self, count: int) -> int:
         """Blocks that `append(count)` would take from the pool, the private copy of a shared tail included."""
@@ -104,14 +107,16 @@ class BlockTable:
                 self._replace_tail(fresh.pop(0))
             self._extend(fresh)
         self.length += count
+        self.own_until = len(self.blocks) * self._pool.block_tokens
 
-    def append_in_tail(self) -> bool:
-        """Give the next token a slot in the last block; False: that is full or not this table's alone."""
-        length, pool = self.length, self._pool
-        if length % pool.block_tokens == 0 or not pool.writable(self.blocks[-1]):
-            return False
-        self.length = length + 1
-        return True
+    @staticmethod
+    def append_in_tails(tables: Iterable[BlockTable]) -> None:
+        """Give each table's next token a slot in its last block; each has `length < own_until`.
+
+        A step does this for every sequence that decodes, so it asks nothing.
+        """
+        for table in tables:
+            table.length += 1
 
     def fork(self) -> BlockTable:
         """A second table over the same blocks; whoever writes first gets a private copy of the tail."""
@@ -119,6 +124,7 @@ class BlockTable:
         for block in self.blocks:
             self._pool.acquire(block)
         child.adopt(self.blocks, self.length)
+        self.own_until = self.length
         return child
 
     def truncate(self, length: int) -> None:
@@ -132,8 +138,10 @@ class BlockTable:
         keep = -(-length // self._pool.block_tokens)
         dropped = self.blocks[keep:]
         del self.blocks[keep:]
-        self.length = length
+        self.length = self.own_until = length
         self._pool.release_all(dropped)
+        if length and self.shared_tail is None:
+            self.own_until = keep * self._pool.block_tokens
 
     def release(self) -> None:
         """Give every block back. The table is empty afterwards and may be used again."""

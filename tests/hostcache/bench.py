@@ -35,7 +35,8 @@ class Bench:
         self.now = 0.0
         self.cache = PagedKVCache.create(geometry, blocks * geometry.block_bytes)
         self.prefix = PrefixCache(self.cache.pool, clock=lambda: self.now)
-        self.swap = SwapSpace(swap_blocks * geometry.block_bytes, self.cache) if swap_blocks else None
+        swap_bytes = swap_blocks * geometry.block_bytes
+        self.swap = SwapSpace(swap_bytes, self.cache, clock=lambda: self.now) if swap_blocks else None
         config = SchedulerConfig(**{"context_length": 200, "max_rows": 32, "max_sequences": 8, **limits})
         self.scheduler = Scheduler(self.cache, self.prefix, config, clock=lambda: self.now, swap=self.swap)
         self.pool = self.cache.pool

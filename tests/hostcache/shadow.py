@@ -81,7 +81,8 @@ class ShadowEngine:
         self.cache = PagedKVCache(geometry, Region.anonymous(self.blocks * geometry.block_bytes))
         self.prefix = self.prefix_cache(self.cache.pool)
         swap_blocks = self.random.choice((0, 0, 2, 40))
-        self.swap = SwapSpace(swap_blocks * geometry.block_bytes, self.cache) if swap_blocks else None
+        swap_bytes = swap_blocks * geometry.block_bytes
+        self.swap = SwapSpace(swap_bytes, self.cache, clock=lambda: self.now) if swap_blocks else None
         config = SchedulerConfig(
             context_length=self.blocks * self.block_tokens + 8,
             max_rows=self.random.choice((8, 16, 40)),
@@ -95,7 +96,7 @@ class ShadowEngine:
             max_dedup_steps=self.random.choice((0, 3, 128)),
         )
         self.scheduler = Scheduler(self.cache, self.prefix, config, clock=lambda: self.now, swap=self.swap)
-        self.shed = False
+        self.shed: set[int] = set()  # requests that gave way to somebody outside
         self.memory = self.cache.buffer.view(np.float16).reshape(self.blocks, 2, self.block_tokens, HEAD_DIM)
 
     def run(self, steps: int) -> None:
@@ -161,8 +162,9 @@ class ShadowEngine:
 
     def shed_lowest(self) -> None:
         """Somebody outside needs memory."""
-        if self.scheduler.shed_lowest() is not None:
-            self.shed = True
+        request = self.scheduler.shed_lowest()
+        if request is not None:
+            self.shed.add(request.id)
             self.seen["shed"] += 1
 
     def pause_or_resume(self) -> None:
@@ -304,8 +306,9 @@ class ShadowEngine:
             self.seen["guaranteed"] += guaranteed and config.max_preemptions > 0
         if running.promised != sum(promised.values()):
             raise Fault(f"promises {promised} do not add up to {running.promised}")
-        if not self.shed and any(request.preemptions > config.max_preemptions for request in self.live):
-            raise Fault("a request lost its blocks more often than may be")
+        for request in self.live:
+            if request.preemptions > config.max_preemptions and request.id not in self.shed:
+                raise Fault(f"request {request.id} lost its blocks {request.preemptions} times")
 
     def check_end(self, request: Request) -> None:
         if not request.finished:

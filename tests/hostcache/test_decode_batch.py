@@ -49,7 +49,7 @@ def test_the_arrays_say_what_the_requests_say(seed: int) -> None:
     for number in range(150):
         if len(live) < 12 and chance.random() < 0.4:
             request = decoding(number, chance.randint(1, 90), pool)
-            request.priority = chance.randint(0, 2)
+            request.rank = (-chance.randint(0, 2), number)
             live.append(request)
             batch.add(request)
         if live and chance.random() < 0.2:
@@ -61,9 +61,11 @@ def test_the_arrays_say_what_the_requests_say(seed: int) -> None:
         assert batch.requests == live
         assert all(map(batch.has, live))
         taken = [request for request in live if chance.random() < 0.8] if chance.random() < 0.5 else list(live)
+        grown = [request for request in live if request.computed % SIZE == 0]  # nobody shares a tail here
+        assert batch.without_room() == grown
         for request in taken:
-            if not request.table.append_in_tail():
-                request.table.append(1)
+            request.table.append(1)
+            if request in grown:
                 batch.table_changed(request)
         if not taken:
             continue

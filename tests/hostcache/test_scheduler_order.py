@@ -83,6 +83,29 @@ def test_whoever_ran_with_age_is_not_preempted_by_what_it_aged_above() -> None:
     assert (aged.level, aged.preemptions) == (2, 0)
 
 
+def test_age_takes_no_blocks_from_its_own_priority() -> None:
+    """Three blocks are missing; two would come free below it, and more from one of its priority, which is younger."""
+    bench = Bench(blocks=9, ageing_seconds=10)
+    equal, low = bench.submit(12, priority=2), bench.submit(8, start=100, priority=1)
+    bench.step()
+    aged = bench.submit(24, start=200, priority=2)
+    bench.now = 10
+    bench.step()
+    assert (aged.level, equal.preemptions, low.preemptions) == (3, 0, 0)
+
+
+def test_age_protects_while_a_request_runs() -> None:
+    """As before, but the one that is spared has reached the other's priority by waiting."""
+    bench = Bench(blocks=9, ageing_seconds=10)
+    aged = bench.submit(12)
+    bench.now = 20
+    low = bench.submit(8, start=100)
+    bench.step()
+    bench.submit(24, start=200, priority=2)
+    bench.step()
+    assert (aged.level, aged.preemptions, low.preemptions) == (2, 0, 0)
+
+
 def test_a_preempted_request_is_admitted_before_newcomers_of_its_priority() -> None:
     bench = Bench(blocks=7, max_skips=0)
     bench.submit(10, max_tokens=9)

@@ -173,15 +173,12 @@ def test_lost_bytes_mean_computing_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(("seconds_per_row", "swapped"), [(1.0, True), (1e-12, False)])
-def test_the_cheaper_of_swapping_and_computing_is_chosen(seconds_per_row: float, *, swapped: bool) -> None:
+def test_the_cheaper_of_swapping_and_computing_is_chosen(
+    seconds_per_row: float, *, swapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = Bench(blocks=7, swap_blocks=8, max_skips=0)
     assert bench.swap is not None
-    table = bench.cache.table()
-    table.append(8)
-    ticket = bench.swap.put(table.blocks)  # so that its bandwidth is known
-    assert ticket is not None
-    bench.swap.take(ticket, table.blocks)
-    table.release()
+    monkeypatch.setattr(bench.swap, "seconds_for", lambda blocks: 0.001 * blocks)
     first, second = bench.submit(10), bench.submit(10, start=100)
     for _ in range(30):
         if second.preemptions:
@@ -214,6 +211,16 @@ def test_the_lowest_is_shed_on_request_however_often_and_never_the_last() -> Non
     plan = bench.scheduler.schedule()
     assert bench.scheduler.shed_lowest() is None  # a step is in flight
     bench.scheduler.rollback(plan)
+
+
+def test_those_that_decode_and_those_that_do_not_yet_are_shed_in_one_order() -> None:
+    bench = Bench(blocks=60, prefill_chunk=4)
+    middle, lowest = bench.submit(4, priority=1), bench.submit(4, start=100)
+    bench.step()
+    highest = bench.submit(40, start=200, priority=2)
+    bench.step()
+    assert highest.remaining > 1
+    assert [bench.scheduler.shed_lowest() for _ in range(3)] == [lowest, middle, None]
 
 
 def test_while_admission_is_paused_one_request_at_a_time_still_gets_somewhere() -> None:

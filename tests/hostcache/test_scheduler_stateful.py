@@ -84,10 +84,11 @@ class SchedulerAgainstShadow(RuleBasedStateMachine):
         fenced = {block for fence in self.engine.fences for block in fence.blocks}
         self.withheld = sorted(set(range(pool.total)) - held - fenced)[:count]
         pool.withhold(self.withheld)
-        self.engine.shed = True  # whoever cannot grow now gives way whatever it was promised
 
     @invariant()
     def agree(self) -> None:
+        if self.withheld:  # whoever cannot grow now gives way, whatever it was promised
+            self.engine.shed |= {request.id for request in self.engine.live}
         self.engine.check()
 
     def teardown(self) -> None:
