@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from npu.sizes import format_size
 
 from .inputs import read_text
 from .units import parse_size
@@ -75,7 +78,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="int8 is fast, fp32 exact (default: %(default)s)",
     )
     group.add_argument(
-        "--pool", type=parse_size, default="192MiB", metavar="SIZE", help="memory for KV (default: %(default)s)"
+        "--pool", type=parse_size, metavar="SIZE", help="memory for KV (default: 192MiB, or less if short)"
     )
     add_threads_option(group)
     group.add_argument(
@@ -181,6 +184,8 @@ def require_model(args: argparse.Namespace, text_option: str) -> None:
 def open_engine(args: argparse.Namespace) -> Engine:
     """Load the model and take the pool as the arguments say; the caller closes it.
 
+    A pool that is smaller than usual for want of memory is explained on stderr.
+
     Raises:
         RockpageError: see `npu.engine.Engine.load`.
         OSError: the file cannot be read.
@@ -190,7 +195,7 @@ def open_engine(args: argparse.Namespace) -> Engine:
     with held_signals():  # C code that is being initialised takes no exception from a signal's handler
         from npu.engine import Engine
 
-    return Engine.load(
+    engine = Engine.load(
         model_path(args),
         runtime=args.runtime,
         rounding=args.emulate_rounding,
@@ -204,6 +209,10 @@ def open_engine(args: argparse.Namespace) -> Engine:
         prefill_chunk=args.prefill_chunk,
         step_seconds=None if args.step_ms is None else args.step_ms / 1000,
     )
+    choice = engine.pool_choice
+    if choice is not None and choice.reduced and sys.stderr is not None:
+        sys.stderr.write(f"rockpage: a pool of {format_size(choice.nbytes)}, {choice.reason}\n")
+    return engine
 
 
 def sampling(args: argparse.Namespace) -> SamplingParams:
