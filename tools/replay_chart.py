@@ -12,10 +12,10 @@ from .replay_stats import Trend
 
 __all__ = ["draw_chart", "require_charts"]
 
-PANELS: tuple[tuple[str, Callable[[Measurement], Trend]], ...] = (
-    ("share of the pool in use", lambda measured: measured.used),
-    ("requests that wait", lambda measured: measured.waiting),
-    ("time to first token, s", lambda measured: measured.first_token),
+PANELS: tuple[tuple[str, str, Callable[[Measurement], Trend]], ...] = (
+    ("share of the pool in use", "linear", lambda measured: measured.used),
+    ("requests that wait", "linear", lambda measured: measured.waiting),
+    ("time to first token, s", "log", lambda measured: measured.first_token),
 )
 
 
@@ -48,12 +48,13 @@ def draw_chart(path: str, runs: Mapping[str, Measurement], title: str) -> None:
     figure.suptitle(title)
     longest = max(measured.seconds for measured in runs.values())
     unit, size = ("days", 86400.0) if longest > 2 * 86400 else ("hours", 3600.0)
-    for axes, (label, trend_of) in zip(figure.subplots(len(PANELS), sharex=True), PANELS, strict=True):
-        for name, measured in runs.items():
+    for axes, (label, scale, trend_of) in zip(figure.subplots(len(PANELS), sharex=True), PANELS, strict=True):
+        for depth, (name, measured) in enumerate(runs.items()):
             means = trend_of(measured).means()
-            axes.plot([start / size for start, _ in means], [mean for _, mean in means], label=name, linewidth=1)
+            times, values = [start / size for start, _ in means], [mean for _, mean in means]
+            axes.plot(times, values, label=name, linewidth=1, zorder=-depth)  # the first one on top
         axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
+        axes.set_yscale(scale)
         axes.grid(alpha=0.3)
     axes.set_xlabel(f"{unit} since the trace began")
     if len(runs) > 1:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hostcache import FinishReason, Request
 from hostcache.errors import RockpageError
@@ -41,8 +42,7 @@ class Outcomes:
     first_token: Histogram = field(default_factory=Histogram)
 
 
-@dataclass(frozen=True)
-class PoolState:
+class PoolState(NamedTuple):
     """Who holds what of the pool during one step.
 
     Attributes:

@@ -156,10 +156,10 @@ class Replay:
         """Sessions of which this step is the first to compute anything."""
         if not self._waiting:
             return
-        for chunk in plan.chunks:
-            session = self._waiting.pop(chunk.request.id, None)
+        for request in plan.requests:
+            session = self._waiting.pop(request.id, None)
             if session is not None:
-                self._started[chunk.request.id] = session
+                self._started[request.id] = session
                 yield session
 
     def _sample(self, plan: StepPlan) -> tuple[list[int], list[bool]]:
