@@ -178,15 +178,13 @@ class PagedKVCache:
         """Tokens of a block up to the last one that was written, in any layer."""
         return int(self._written[:, block].max())
 
-    def overwrite(self, block: int, tokens: int) -> NDArray[np.uint8]:
-        """One block's bytes, for a caller that is about to replace all of them; drop the view before `close`.
+    def overwrite(self, block: int, content: NDArray[np.uint8], tokens: int) -> None:
+        """Replace all of a block's bytes.
 
         Args:
             block: block id, of one table and not kept.
-            tokens: tokens it will hold.
-
-        Returns:
-            uint8 `[geometry.block_bytes]`, laid out as `KVGeometry` says.
+            content: uint8 `[geometry.block_bytes]`, laid out as `KVGeometry` says.
+            tokens: tokens it holds.
 
         Raises:
             UsageError: there is no such block.
@@ -197,7 +195,7 @@ class PagedKVCache:
             raise BlockStateError(f"block {block} cannot be overwritten: it is free, shared or kept", block=block)
         self.rewrites[block] += 1
         self._written[:, block] = tokens
-        return whole
+        whole[:] = content
 
     def read(self, layer: int, blocks: Sequence[int], tokens: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
         """Copy out one layer's keys and values of a table's first tokens: for tests and tools, not for a hot path.

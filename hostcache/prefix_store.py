@@ -175,7 +175,9 @@ class PrefixStore:
                 restored = restore_prefix(reader, self._cache, self._prefix, namespace, most)
         except (BadStateFile, UsageError, OSError) as error:
             del self._stored[best.path]
-            _log.warning("a kept prefix is computed again: %s", error)
+            _log.warning(
+                "a kept prefix is computed again: %s", str(error)
+            )  # the error itself would keep its frames alive
             return 0
         self._touch(best.path)
         return restored
@@ -186,7 +188,7 @@ class PrefixStore:
             with StateReader(path) as reader:
                 self._stored[path] = Stored(path, reader.header, reader.tokens)
         except (BadStateFile, UsageError, OSError) as error:
-            _log.warning("a kept prefix cannot be used: %s", error)
+            _log.warning("a kept prefix cannot be used: %s", str(error))
             if isinstance(error, BadStateFile) and path.exists():
                 set_aside(path)  # no state file, and everything in this folder should be one
 

@@ -93,7 +93,7 @@ def restore_prefix(
     try:
         taken = cache.pool.allocate(min(missing, cache.pool.available))
         for index, block in enumerate(taken, first):
-            reader.read_block(index, cache.overwrite(block, header.tokens_in(index)))
+            cache.overwrite(block, reader.read_block(index), header.tokens_in(index))
         for index, block in enumerate(taken, first):
             node = prefix.publish(node, tokens[index * size : (index + 1) * size], block)
     finally:

@@ -84,7 +84,7 @@ def save_state(
     with whole_file(path, 0o600, replace=True) as fd:
         _write(fd, start + note + tokens.tobytes())
         for index, block in enumerate(blocks):
-            content = _without_rest(cache, block, header.tokens_in(index)).data
+            content = _without_rest(cache, block, header.tokens_in(index))
             _write(fd, content)
             _write(fd, section_digest(start[: PREAMBLE.size], index, content))
 
@@ -145,26 +145,24 @@ class StateReader:
                 differences=differences,
             )
 
-    def read_block(self, block: int, into: NDArray[np.uint8]) -> None:
-        """Read one block's bytes and prove them.
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        """One block's bytes, proven.
 
         Args:
             block: its place in the file.
-            into: uint8 `[geometry.block_bytes]`; until this returns it holds what nobody may believe.
+
+        Returns:
+            uint8 `[geometry.block_bytes]`, read-only.
 
         Raises:
             BadStateFile: they are not what was written.
             OSError: they cannot be read.
         """
-        offset = self.header.block_offset(block, self._start)
-        left = into.data
-        while left:
-            got = os.preadv(self._fd, [left], offset)
-            if not got:
-                self._refuse(f"it ends at byte {offset}")
-            left, offset = left[got:], offset + got
-        if section_digest(self._preamble, block, into.data) != self._read(offset, DIGEST_BYTES):
+        offset, size = self.header.block_offset(block, self._start), self.header.geometry.block_bytes
+        section = self._read(offset, size + DIGEST_BYTES)
+        if section_digest(self._preamble, block, section[:size]) != section[size:]:
             self._refuse(f"block {block} is damaged")
+        return np.frombuffer(section, np.uint8, size)
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""
@@ -226,18 +224,18 @@ class StateReader:
         raise BadStateFile(f"{self.path}: {reason}; {done}", path=str(self.path), reason=reason)
 
 
-def _without_rest(cache: PagedKVCache, block: int, tokens: int) -> NDArray[np.uint8]:
-    """A block's bytes with zeros behind its first `tokens` tokens, where somebody else's KV may lie."""
+def _without_rest(cache: PagedKVCache, block: int, tokens: int) -> bytes:
+    """A block's bytes with zeros behind its first `tokens` tokens, where somebody else's KV may lie.
+
+    A copy: an error that is raised while they are written must not hold on to the pool, which closes behind it.
+    """
     geometry = cache.geometry
-    whole = cache.view(block)
-    if tokens == geometry.block_tokens:
-        return whole
-    copy = whole.copy()
+    copy = cache.view(block).copy()
     copy.reshape(-1, geometry.block_tokens, geometry.head_dim * geometry.itemsize)[:, tokens:] = 0
-    return copy
+    return copy.tobytes()
 
 
-def _write(fd: int, content: bytes | memoryview) -> None:
+def _write(fd: int, content: bytes) -> None:
     left = memoryview(content)
     while left:
         left = left[os.write(fd, left) :]

@@ -230,7 +230,7 @@ def content_digest(note: bytes, tokens: bytes) -> str:
     return hashlib.blake2b(note + tokens, digest_size=DIGEST_BYTES, person=b"rockpage content").hexdigest()
 
 
-def section_digest(preamble: bytes, block: int, content: memoryview) -> bytes:
+def section_digest(preamble: bytes, block: int, content: bytes) -> bytes:
     """BLAKE2b-256 of a block's bytes: a block of another file or another place does not pass.
 
     It is keyed by the preamble, which holds the digest of everything before, and salted by the block's place.

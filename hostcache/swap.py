@@ -187,11 +187,13 @@ class SwapSpace:
             raise UsageError(
                 f"{len(slots)} blocks were put, {len(blocks)} are to take them", put=len(slots), given=len(blocks)
             )
+        for block in blocks:
+            if not 0 <= block < self._cache.blocks or not self._cache.pool.writable(block):
+                raise BlockStateError(f"block {block} cannot be overwritten: it is free, shared or kept", block=block)
         started = self._clock()
-        into = [self._cache.overwrite(block, self._tokens[slot]) for block, slot in zip(blocks, slots, strict=True)]
         try:
-            for slot, whole in zip(slots, into, strict=True):
-                self._store.read(slot, whole)
+            for slot, block in zip(slots, blocks, strict=True):
+                self._cache.overwrite(block, self._store.read(slot), self._tokens[slot])
         except OSError as error:
             self.drop(ticket)
             self._fail(error)

@@ -27,11 +27,11 @@ class SwapStore(Protocol):
             OSError: they cannot be kept; the slot holds nothing.
         """
 
-    def read(self, slot: int, into: NDArray[np.uint8]) -> None:
-        """Copy a slot's bytes out; they are all there when this returns.
+    def read(self, slot: int) -> NDArray[np.uint8]:
+        """A slot's bytes, all there when this returns; valid until the next write.
 
         Raises:
-            OSError: they cannot be read, or are not those that were written; `into` holds anything.
+            OSError: they cannot be read, or are not those that were written.
         """
 
     def close(self) -> None:
@@ -57,9 +57,9 @@ class MemoryStore:
         """See `SwapStore.write`; memory never refuses."""
         self._slot(slot)[:] = content
 
-    def read(self, slot: int, into: NDArray[np.uint8]) -> None:
+    def read(self, slot: int) -> NDArray[np.uint8]:
         """See `SwapStore.read`; memory never refuses."""
-        into[:] = self._slot(slot)
+        return self._slot(slot)
 
     def close(self) -> None:
         """Give the memory back. Safe to call twice."""
@@ -111,16 +111,18 @@ class FileStore:
             written = os.pwrite(self._file.fileno(), left, offset)
             left, offset = left[written:], offset + written
 
-    def read(self, slot: int, into: NDArray[np.uint8]) -> None:
+    def read(self, slot: int) -> NDArray[np.uint8]:
         """See `SwapStore.read`."""
-        left, offset = into.data, slot * self._slot_bytes
+        content = np.empty(self._slot_bytes, np.uint8)
+        left, offset = content.data, slot * self._slot_bytes
         while left:
             got = os.preadv(self._file.fileno(), [left], offset)
             if not got:
                 raise OSError(f"the swap file ends at byte {offset}")
             left, offset = left[got:], offset + got
-        if zlib.crc32(into.data) != self._sums[slot]:
+        if zlib.crc32(content.data) != self._sums[slot]:
             raise OSError(f"slot {slot} of the swap file holds other bytes than were written")
+        return content
 
     def close(self) -> None:
         """Give the file back, and with it its disk space. Safe to call twice."""

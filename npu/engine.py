@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,7 @@ from .model_runner import ModelRunner
 from .runtimes import PlacementName, open_runtime
 from .sampler import SamplingParams
 from .score import Score, score_ids
+from .sessions import KeptState, Session
 from .source import open_model
 from .step_guard import StepGuard
 from .stream import RequestOutput, Stream
@@ -52,6 +54,7 @@ class Engine:
         runtime: attention over that pool.
         config: limits of a step.
         template: the model's chat template, if it has one.
+        prefix_folder: where pinned prefixes are kept over restarts, see docs/state-files.md; None: nowhere.
         swap: where preempted requests leave their KV; None: it is computed again.
         pool_choice: why the pool is as large as it is; None: the caller knows.
         watch_memory: whether to respond when memory is short.
@@ -83,6 +86,7 @@ class Engine:
         config: SchedulerConfig,
         *,
         template: ChatTemplate | None = None,
+        prefix_folder: str | os.PathLike[str] | None = None,
         swap: SwapSpace | None = None,
         pool_choice: PoolChoice | None = None,
         watch_memory: bool = False,
@@ -101,6 +105,11 @@ class Engine:
         self._streams: dict[int, Stream] = {}
         self._outbox: dict[int, list[RequestOutput]] = {}  # by request: brought by a step and not yet handed out
         self._guard = StepGuard()
+        try:
+            self._kept = KeptState(cache, self.prefix, prefix_folder)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def load(
@@ -122,6 +131,7 @@ class Engine:
         step_seconds: float | None = None,
         swap_bytes: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
+        prefix_folder: str | os.PathLike[str] | None = None,
         watch_memory: bool = True,
     ) -> Engine:
         """Load a model and take the pool.
@@ -143,6 +153,7 @@ class Engine:
             step_seconds: how long an answer may pause while prompts are computed, see `SchedulerConfig`.
             swap_bytes: memory beside the pool for the KV of preempted requests; 0: it is computed again.
             cache_dir: where repacked weights are kept; None: the user's cache folder.
+            prefix_folder: where pinned prefixes are kept over restarts; None: nowhere.
             watch_memory: whether to respond when memory is short, see docs/memory-pressure.md.
 
         Raises:
@@ -191,6 +202,7 @@ class Engine:
             attention,
             config,
             template=template,
+            prefix_folder=prefix_folder,
             swap=swap,
             pool_choice=pool,
             watch_memory=watch_memory,
@@ -237,6 +249,8 @@ class Engine:
         constraint = self._prepare(params)
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._ids(prompt)
         room = max(1, self.scheduler.config.context_length - tokens.size)
+        if tokens.ndim == 1:
+            self._kept.recall(self._namespace(salt, prompt_version), tokens.astype(np.int32))
         request = self.scheduler.submit(
             tokens,
             self._namespace(salt, prompt_version),
@@ -339,7 +353,9 @@ class Engine:
         outbox, self._outbox = self._outbox, {}
         return [output for outputs in outbox.values() for output in outputs]
 
-    def generate(self, prompt: str | ArrayLike, params: SamplingParams | None = None) -> Generator[str, None, None]:
+    def generate(
+        self, prompt: str | ArrayLike, params: SamplingParams | None = None, *, salt: str = "", prompt_version: str = ""
+    ) -> Generator[str, None, None]:
         """Stream one request's text. Other requests go on beside it; closing the iterator aborts this one.
 
         Raises:
@@ -350,7 +366,7 @@ class Engine:
         request_id = 0  # no request has it
         try:
             with held_signals():  # an interruption must not come between a request and its id
-                request_id = self.add_request(prompt, params)
+                request_id = self.add_request(prompt, params, salt=salt, prompt_version=prompt_version)
             while True:
                 if request_id not in self._outbox:
                     if request_id not in self._streams:
@@ -392,6 +408,74 @@ class Engine:
         ids = self._ids(tokens).astype(np.int32)
         with self._guard.step():
             return score_ids(ids, self._namespace("", ""), self.cache, self.scheduler.config, self._runner.compute)
+
+    def pin(
+        self, prompt: str | ArrayLike, owner: str, seconds: float, *, salt: str = "", prompt_version: str = ""
+    ) -> int:
+        """Keep what prompts begin with in the pool, and in `prefix_folder`: read from there, or else computed now.
+
+        Args:
+            prompt: as in `add_request`.
+            owner: for `engine.prefix.unpin(owner)`.
+            seconds: how long it stays pinned at most.
+            salt: whose prompts it is for.
+            prompt_version: likewise.
+
+        Returns:
+            Tokens that are pinned: the full blocks of the prompt.
+
+        Raises:
+            UsageError: more than may be pinned, `seconds` is not positive, or as in `generate`.
+            RequestRefused: it can never fit.
+            RequestFailed: it could not be computed.
+        """
+        tokens = self._tokens(prompt)
+        namespace = self._namespace(salt, prompt_version)
+        whole = tokens.size // self.cache.geometry.block_tokens * self.cache.geometry.block_tokens
+        if self._kept.recall(namespace, tokens) < whole:
+            for _ in self.generate(tokens, SamplingParams(max_tokens=1), salt=salt, prompt_version=prompt_version):
+                pass
+        with self._guard.step():
+            return self._kept.pin(namespace, tokens, owner, seconds)
+
+    def save_session(
+        self,
+        path: str | os.PathLike[str],
+        tokens: ArrayLike,
+        *,
+        note: bytes = b"",
+        salt: str = "",
+        prompt_version: str = "",
+    ) -> int:
+        """Save a conversation, its KV included as far as it is in the pool, in the place of a file that is there.
+
+        Args:
+            path: the file; see docs/state-files.md.
+            tokens: ids of the prompt and its answer, or more of such.
+            note: what to keep beside them.
+            salt: as the conversation's.
+            prompt_version: likewise.
+
+        Returns:
+            Tokens whose KV is in the file.
+
+        Raises:
+            UsageError: an id is outside the vocabulary.
+            OSError: the file cannot be written; one that was there is there still.
+        """
+        with self._guard.step():
+            return self._kept.save(Path(path), self._namespace(salt, prompt_version), self._tokens(tokens), note)
+
+    def load_session(self, path: str | os.PathLike[str], *, salt: str = "", prompt_version: str = "") -> Session:
+        """Load a conversation; a prompt that begins with its tokens goes on from there.
+
+        Raises:
+            BadStateFile: the file is damaged, and was set aside, or is no state file.
+            UsageError: it was saved with another model, other options or another salt; it stays.
+            OSError: it cannot be read.
+        """
+        with self._guard.step():
+            return self._kept.load(Path(path), self._namespace(salt, prompt_version))
 
     def close(self) -> None:
         """Give back threads, buffers and the pool; the weights go with the engine. Safe to call twice.
@@ -471,6 +555,10 @@ class Engine:
 
     def _namespace(self, salt: str, prompt_version: str) -> Namespace:
         return Namespace(self._runner.numerics, salt=salt, prompt_version=prompt_version)
+
+    def _tokens(self, prompt: str | ArrayLike) -> NDArray[np.int32]:
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._ids(prompt)
+        return tokens.astype(np.int32)
 
     def _ids(self, tokens: ArrayLike) -> NDArray[Any]:
         return as_ids(tokens, self.tokenizer.vocab_size)

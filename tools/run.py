@@ -9,14 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .command import Subparsers, add_command
+from .conversation import Conversation
 from .engine_options import add_engine_options, add_sampling_options, open_engine, require_model, sampling
 from .inputs import read_text
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from npu.engine import Engine
     from npu.logprobs import TokenLogprobs
     from npu.tokenizer import Tokenizer
 
@@ -42,6 +39,7 @@ def add_parser(subparsers: Subparsers) -> None:
     group.add_argument("--prompt-file", metavar="FILE", help="UTF-8 text; - is stdin, which is also the default")
     group.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
     group.add_argument("--system", metavar="TEXT", help="what to tell the model first; implies --chat")
+    group.add_argument("--session", metavar="FILE", help="go on from FILE if it is there, and save to it")
     group.add_argument("--explain-placement", action="store_true", help="say at the end where attention ran, and why")
     add_engine_options(parser)
     add_sampling_options(parser)
@@ -51,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Stream the answer to stdout, or print one JSON object at the end.
 
     Raises:
-        RockpageError: the prompt, an option or the model cannot be used.
+        RockpageError: the prompt, the session, an option or the model cannot be used.
         OSError: the answer cannot be written.
     """
     from hostcache.errors import UsageError
@@ -63,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if not text:
         raise UsageError("the prompt is empty: give --prompt, --prompt-file, or text on stdin")
     with open_engine(args) as engine:
-        prompt = _prompt_ids(engine, text, args.system, chat=args.chat or args.system is not None)
+        conversation = Conversation(engine, args.session, chat=args.chat or args.system is not None, system=args.system)
+        prompt = conversation.ask(text)
         started = time.perf_counter()
         first_token = None
         pieces: list[str] = []
@@ -88,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         finally:
             engine.abort(request)
         ended = time.perf_counter()
+        conversation.keep(prompt, tokens, "".join(pieces))
         explanation = explain_placement(engine.runtime) if args.explain_placement else []
     if not args.json:
         sys.stdout.write("\n")
@@ -103,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         "ids": tokens,
         "finish_reason": reason.value,
         "prompt_tokens": len(prompt),
+        "session_tokens": conversation.known,
         "output_tokens": len(tokens),
         "ttft_s": first_token - started,
         "tokens_per_s": (len(tokens) - 1) / decoding if decoding > 0 else 0.0,
@@ -111,16 +112,6 @@ def run(args: argparse.Namespace) -> int:
         answer["logprobs"] = logprobs
     print(json.dumps(answer))
     return 0
-
-
-def _prompt_ids(engine: Engine, text: str, system: str | None, *, chat: bool) -> NDArray[np.int32]:
-    """The prompt as ids; in a chat, only the template's own text can become control tokens."""
-    if not chat:
-        return engine.tokenizer.encode(text)
-    messages = [{"role": "user", "content": text}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return engine.encode_chat(messages)
 
 
 def _described(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:

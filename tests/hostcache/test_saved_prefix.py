@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -53,6 +54,30 @@ def test_a_damaged_block_brings_nothing_back_and_takes_nothing(tmp_path: Path) -
     assert home.known(tokens) == 12
 
 
+def test_an_error_does_not_hold_on_to_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps it, as loggers do, does not keep the pool's memory with it."""
+    path = tmp_path / "state"
+    tokens = saved_file(path, length=12)
+    data = bytearray(path.read_bytes())
+    data[-SECTION + 3] ^= 4
+    path.write_bytes(data)
+    home, other = Home(), Home()
+    with pytest.raises(BadStateFile) as damaged:
+        home.restore(path)
+    home.cache.close()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    other.compute(tokens)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left") as refused:
+        other.save(path, tokens)
+    other.cache.close()
+    assert damaged.value.__traceback__ is not None
+    assert refused.value.__traceback__ is not None
+
+
 def test_making_room_does_not_evict_what_the_rest_stands_on(tmp_path: Path) -> None:
     """The pool is full, the head of the prefix is its oldest content, and the rest of it is to come from the file."""
     tokens = saved_file(tmp_path / "state", length=12)
@@ -93,9 +118,9 @@ def test_what_is_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     read: list[int] = []
     real = StateReader.read_block
 
-    def counted(self: StateReader, block: int, into: NDArray[np.uint8]) -> None:
+    def counted(self: StateReader, block: int) -> NDArray[np.uint8]:
         read.append(block)
-        real(self, block, into)
+        return real(self, block)
 
     monkeypatch.setattr(StateReader, "read_block", counted)
     assert home.restore(tmp_path / "state") == 2

@@ -46,7 +46,7 @@ def fill(cache: PagedKVCache, blocks: list[int], seed: int) -> NDArray[np.uint8]
     """Random bytes in blocks of one table; returns a copy of them, `[blocks, bytes]`."""
     content = np.random.default_rng(seed).integers(0, 256, (len(blocks), SMALL.block_bytes)).astype(np.uint8)
     for block, row in zip(blocks, content, strict=True):
-        cache.overwrite(block, 4)[:] = row
+        cache.overwrite(block, row, 4)
     return content
 
 
@@ -371,6 +371,22 @@ def test_a_file_that_does_not_read_loses_one_ticket_and_says_so(
     swap.take(other, blocks[2:])
     assert np.array_equal(content_of(cache, blocks[2:]), before[2:])
     swap.check()
+
+
+def test_a_lost_ticket_does_not_hold_on_to_the_pool(
+    space: MakeSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is kept, as loggers and debuggers keep errors, and the pool closes nevertheless."""
+    cache = pool_of(2)
+    swap = space(2, cache, tmp_path)
+    blocks = cache.pool.allocate(2)
+    ticket = swap.put(blocks)
+    assert ticket is not None
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(SwapError) as kept:
+        swap.take(ticket, blocks)
+    cache.close()
+    assert kept.value.values == {"blocks": 2}
 
 
 @pytest.mark.parametrize("damage", ["a bit", "cut short"])

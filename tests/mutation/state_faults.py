@@ -13,7 +13,7 @@ SWAP = [
         "hostcache/swap.py",
         "hostcache/test_swap.py",
         ("swap takes more than it has room for", "or len(blocks) > self.free:", "or len(blocks) > self.total:"),
-        ("swapped blocks come back in another order", "for slot, whole in zip(slots, into, strict=True):", "for slot, whole in zip(reversed(slots), into, strict=True):"),
+        ("swapped blocks come back in another order", "for slot, block in zip(slots, blocks, strict=True):\n                self._cache.o", "for slot, block in zip(reversed(slots), blocks, strict=True):\n                self._cache.o"),
         ("what was taken keeps its room", "        self._give_back(self._slots.pop(ticket))\n", "        self._slots.pop(ticket)\n"),
         ("a ticket is good twice", "self._give_back(self._slots.pop(ticket))", "self._give_back(self._slots[ticket])"),
         ("what was dropped keeps its room", "        self._give_back(self._slots_of(ticket))\n        del", "        self._slots_of(ticket)\n        del"),
@@ -36,7 +36,7 @@ SWAP = [
         "hostcache/test_swap.py",
         ("a write that stops early is complete", "left, offset = left[written:], offset + written", "left = left[:0]"),
         ("a read that stops early is complete", "left, offset = left[got:], offset + got", "left = left[:0]"),
-        ("other bytes than were written come back", "if zlib.crc32(into.data) != self._sums[slot]:", "if False:"),
+        ("other bytes than were written come back", "if zlib.crc32(content.data) != self._sums[slot]:", "if False:"),
         ("slots of memory overlap", "slot * self._slot_bytes : (slot + 1) * self._slot_bytes]", "slot : slot + self._slot_bytes]"),
         ("the disk fills up under load", "                os.posix_fallocate(self._file.fileno(), 0, nbytes)  #", "                pass  #"),
         ("a refused file stays open", "                self._file.close()\n                raise\n", "                raise\n"),
@@ -111,7 +111,7 @@ FILES = [
         ("a neighbour's KV is saved, too", "[:, tokens:] = 0", "[:, tokens:] += 0"),
         ("the file's size is not compared", "            if size != expected:\n", "            if False:\n"),
         ("the contents' digest is not compared", "if content_digest(note, tokens) != header.contents:", "if False:"),
-        ("a block's digest is not compared", "if section_digest(self._preamble, block, into.data) != self._read(offset, DIGEST_BYTES):", "if False:"),
+        ("a block's digest is not compared", "if section_digest(self._preamble, block, section[:size]) != section[size:]:", "if False:"),
         ("another model's file is used", "        if differences:\n", "        if False:\n"),
         ("a damaged file stays where it is", "                done = set_aside(self.path)\n", "                pass\n"),
         ("a good file that came meanwhile is set aside", "if (status.st_dev, status.st_ino) == self._identity:", "if True:"),
@@ -122,7 +122,7 @@ FILES = [
     *group(
         "hostcache/saved_prefix.py",
         "hostcache/test_saved_prefix.py",
-        ("blocks are known before all of them are proven", "            reader.read_block(index, cache.overwrite(block, header.tokens_in(index)))\n", "            reader.read_block(index, cache.overwrite(block, header.tokens_in(index)))\n            node = prefix.publish(node, tokens[index * size : (index + 1) * size], block)\n"),
+        ("blocks are known before all of them are proven", "            cache.overwrite(block, reader.read_block(index), header.tokens_in(index))\n", "            cache.overwrite(block, reader.read_block(index), header.tokens_in(index))\n            node = prefix.publish(node, tokens[index * size : (index + 1) * size], block)\n"),
         ("making room evicts what the rest stands on", "first, node = len(hit.blocks), hit.node\n", "first, node = len(hit.blocks), hit.node\n    cache.pool.release_all(hit.blocks)\n    hit = type(hit)([], node)\n"),
         ("more is asked for than there is", "cache.pool.allocate(min(missing, cache.pool.available))", "cache.pool.allocate(missing)"),
         ("a block that is partly of use is believed whole", "else most // size * size", "else most"),
@@ -154,4 +154,35 @@ FILES = [
     ),
 ]
 
-STATE_FAULTS = [*SWAP, *PINS, *FILES]
+SESSIONS = [
+    *group(
+        "npu/sessions.py",
+        "npu/test_sessions.py",
+        ("what was pinned is not kept on disk", "            self._store.save(namespace, tokens[:pinned])\n", "            pass\n"),
+        ("what is on disk is not looked at", "            self._store.restore(namespace, tokens)\n", "            pass\n"),
+        ("a loaded session stays out of the pool", "restored = restore_prefix(reader, self._cache, self._prefix, namespace)", "restored = 0"),
+    ),
+    *group(
+        "npu/engine.py",
+        "npu/test_sessions.py",
+        ("a session is saved for everybody", "self._kept.save(Path(path), self._namespace(salt, prompt_version)", 'self._kept.save(Path(path), self._namespace("", prompt_version)'),
+        ("a session is loaded in the middle of a step", "        with self._guard.step():\n            return self._kept.load(", "        if True:\n            return self._kept.load("),
+        ("a pinned prompt is computed for everybody", "in self.generate(tokens, SamplingParams(max_tokens=1), salt=salt, prompt_version=prompt_version)", "in self.generate(tokens, SamplingParams(max_tokens=1))"),
+        ("a pinned prompt is computed although it is on disk", "if self._kept.recall(namespace, tokens) < whole:", "if True:"),
+        ("requests do not look for prefixes on disk", "            self._kept.recall(self._namespace(salt, prompt_version), tokens.astype(np.int32))\n", "            pass\n"),
+    ),
+    *group(
+        "tools/conversation.py",
+        "tools/test_run_session.py",
+        ("a text begins anew behind its session", "return np.concatenate([self._tokens, self._engine.tokenizer.encode(text, bos=False)])", "return self._engine.tokenizer.encode(text)"),
+        ("an answer is not remembered", '[*self._messages, {"role": "assistant", "content": text}]', "self._messages"),
+        ("a text goes on behind its end", "            answer = answer[:-1]  #", "            pass  #"),
+        ("a chat goes on as a text", "self._chat = chat or bool(self._messages)", "self._chat = chat"),
+        ("a text goes on as a chat", "if chat and not self._messages:", "if False:"),
+        ("a second system message is ignored", "            if system is not None:\n                raise", "            if False:\n                raise"),
+        ("a missing folder shows when the answer is there", "if self._path is not None and not self._path.parent.is_dir():", "if False:"),
+        ("anybody's note is a chat", 'all(message.keys() == {"role", "content"} for message in messages)', "True"),
+    ),
+]
+
+STATE_FAULTS = [*SWAP, *PINS, *FILES, *SESSIONS]
