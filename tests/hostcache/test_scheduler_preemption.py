@@ -55,6 +55,19 @@ def test_one_that_has_lost_its_blocks_as_often_as_may_be_keeps_them() -> None:
     assert newest.finish_reason is FinishReason.LENGTH
 
 
+def test_one_that_ranks_higher_does_not_take_what_was_promised_to_one_that_keeps_its_blocks() -> None:
+    bench = Bench(blocks=12, max_preemptions=1)
+    low = bench.submit(8, max_tokens=12, start=100)
+    bench.step()
+    high = bench.submit(21, priority=1)
+    bench.step()
+    assert bench.scheduler.shed_lowest() is low
+    while not low.finished:
+        bench.step()
+    assert (low.finish_reason, low.preemptions) == (FinishReason.LENGTH, 1)
+    assert not high.finished
+
+
 def test_where_nobody_may_be_preempted_everybody_is_admitted_with_all_that_it_may_come_to() -> None:
     bench = Bench(blocks=10, max_preemptions=0)
     for n in range(6):

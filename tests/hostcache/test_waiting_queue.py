@@ -79,6 +79,7 @@ def test_within_a_level_the_client_that_has_had_least_goes_first() -> None:
     flood[0].account.charge_prompt(10)
     queue.leave(flood[0], now=0)
     assert list(queue) == [other, flood[1], flood[2]]
+    assert [queue.take() for _ in range(4)] == [other, flood[1], flood[2], None]
 
 
 class QueueAgainstModel(RuleBasedStateMachine):

@@ -103,11 +103,11 @@ SCHEDULER_FAULTS = [
         "hostcache/step_filler.py",
         STEP_TESTS,
         ("the last one that cannot grow waits for ever", "        else:\n            self._fail(request)\n", ""),
-        ("one in front takes what was promised to another", "theirs = running.guaranteed - (", "theirs = 0 * ("),
     ),
     *group(
         "hostcache/step_filler.py",
         RULE_TESTS,
+        ("one in front takes what was promised to another", "theirs = running.guaranteed - (", "theirs = 0 * ("),
         ("a higher priority waits for a place", "            self._make_way(now)\n", "            pass\n"),
         ("one that does not fit is passed without end", "                    for passed in blocked:\n                        passed.skips += 1\n", ""),
         ("nobody passes one that does not fit", "request.skips >= self._config.max_skips for request in blocked", "True for request in blocked"),
