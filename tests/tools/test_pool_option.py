@@ -14,7 +14,8 @@ WORDS = ["--prompt", "in the rain", "--max-tokens", "2", "--ignore-eos"]
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> str:
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return str(write_tiny_llama(tmp_path / "tiny.gguf", TinyLlama()))
 
 
