@@ -75,7 +75,8 @@ def test_what_another_namespace_computes_is_not_waited_for() -> None:
 
 
 def test_prompts_shorter_than_a_block_share_nothing_to_wait_for() -> None:
+    """What one computes of the other, but for the token that is always computed, is published at its end only."""
     bench = Bench(blocks=60)
     bench.submit(3)
-    bench.submit(3)
+    bench.submit(4)
     assert len(bench.step().chunks) == 2
