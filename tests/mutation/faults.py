@@ -11,6 +11,7 @@ from __future__ import annotations
 from .fault import group
 from .model_faults import MODEL_FAULTS
 from .pressure_faults import PRESSURE_FAULTS
+from .replay_faults import REPLAY_FAULTS
 from .scheduler_faults import SCHEDULER_FAULTS
 from .state_faults import STATE_FAULTS
 
@@ -616,6 +617,7 @@ FAULTS = [
     *MODEL_FAULTS,
     *PRESSURE_FAULTS,
     *STATE_FAULTS,
+    *REPLAY_FAULTS,
     *DISCOVERY,
     *DOCTOR,
 ]

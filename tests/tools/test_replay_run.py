@@ -169,6 +169,9 @@ def test_without_chunks_a_prompt_takes_one_step() -> None:
     setup = setup_of(chunk=4)
     assert replayed(setup, TraceRequest(0.0, 12, 1)).steps == 3
     assert replayed(unchunked(setup), TraceRequest(0.0, 12, 1)).steps == 1
+    setup = setup_of(blocks=128, context=512)  # a step has 256 rows by default
+    assert replayed(setup, TraceRequest(0.0, 300, 1)).steps == 5
+    assert replayed(unchunked(setup), TraceRequest(0.0, 300, 1)).steps == 1
 
 
 def test_phases_are_told_apart_by_arrival() -> None:
