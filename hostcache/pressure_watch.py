@@ -94,7 +94,7 @@ class PressureWatch:
         budgets = memory_budgets(self._root)
         stalls = [stall for descriptor, event in spoken if (stall := self._heard(descriptor, event, budgets))]
         scarcest = min(budgets, key=lambda budget: budget.available)
-        return PressureReading(scarcest.available, scarcest.owner, stalls[0] if stalls else "")
+        return PressureReading(scarcest.available, scarcest.owner, " and ".join(stalls))
 
     def wait(self, seconds: float) -> None:
         """Sleep until something speaks, at most so long."""

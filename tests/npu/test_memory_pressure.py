@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(model: Path) -> Iterator[Engine]:
-    with Engine.load(model, pool_bytes=BLOCKS * BLOCK, activations="fp32", cache_dir=model.parent) as engine:
+    with Engine.load(model, pool_bytes=BLOCKS * BLOCK, cache_dir=model.parent) as engine:
         yield engine
 
 
