@@ -60,6 +60,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "--pool", type=parse_size, default="512MiB", metavar="SIZE", help="the KV pool (default: %(default)s)"
     )
     parser.add_argument(
+        "--swap",
+        type=parse_size,
+        default=0,
+        metavar="SIZE",
+        help="memory for the KV of preempted sequences (default: none)",
+    )
+    parser.add_argument(
         "--geometry",
         type=parse_geometry,
         metavar="FIELDS",
@@ -173,7 +180,8 @@ def _setup(args: argparse.Namespace, workload: Workload | None) -> Setup:
         prefill_chunk=args.prefill_chunk,
         step_seconds=args.step_ms / 1000,
     )
-    return Setup(geometry, blocks, config, PUBLISHED if args.cost is None else MachineCost(**args.cost))
+    cost = PUBLISHED if args.cost is None else MachineCost(**args.cost)
+    return Setup(geometry, blocks, config, cost, swap_bytes=args.swap)
 
 
 def _source(args: argparse.Namespace, workload: Workload | None, setup: Setup) -> TraceSource:

@@ -25,6 +25,7 @@ from hostcache.errors import BlockStateError, RequestRefused
 
 from .replay_measure import Measurement, PoolState
 from .replay_setup import Setup
+from .replay_swap import ModelledSwap
 from .replay_trace import TraceRequest
 
 __all__ = ["Replay"]
@@ -71,7 +72,8 @@ class Replay:
         self._cache = UnbackedCache(setup.geometry, setup.blocks)
         self._pool = self._cache.pool
         self._prefix = PrefixCache(self._pool, clock=self._clock)
-        self.scheduler = Scheduler(self._cache, self._prefix, setup.config, clock=self._clock)
+        self._swap = ModelledSwap(setup.swap_bytes, setup.geometry.block_bytes)
+        self.scheduler = Scheduler(self._cache, self._prefix, setup.config, clock=self._clock, swap=self._swap)
         self._namespace = Namespace("replay")
         self._serials = itertools.count()
         self._waiting: dict[int, Session] = {}  # not computed in any step so far, by the request's id
@@ -138,6 +140,8 @@ class Replay:
     def _step(self) -> None:
         """Plan a step, let its time pass, commit it."""
         plan = self.scheduler.schedule()
+        if moving := self._swap.seconds_passed():
+            self._pass(self.now + moving)
         self._drop_ended()
         if not plan.rows:  # a request failed or was preempted; the scheduler refuses to stand still
             return
@@ -223,6 +227,8 @@ class Replay:
     def _check_fully(self) -> None:
         self._pool.check()
         self._prefix.check()
+        if self._swap.used and self.scheduler.idle:
+            raise BlockStateError(f"{self._swap.used} blocks lie in the swap space, and no request to take them")
 
 
 @lru_cache(maxsize=256)

@@ -23,6 +23,7 @@ class Setup:
         cost: of a step.
         reserved_blocks: None: a session has the blocks its tokens need. Else each session has so many, side by side,
             from start to end, and shares none: what contiguous caches do.
+        swap_bytes: where preempted requests may leave their KV; 0: it is computed again.
     """
 
     geometry: KVGeometry
@@ -30,6 +31,7 @@ class Setup:
     config: SchedulerConfig
     cost: MachineCost
     reserved_blocks: int | None = None
+    swap_bytes: int = 0
 
 
 def contiguous(setup: Setup) -> Setup:

@@ -58,6 +58,14 @@ REPLAY_FAULTS = [
         ("unchunked prompts are cut by the rows of a step", "max_rows=context + config.max_sequences, ", ""),
     ),
     *group(
+        "tools/replay_swap.py",
+        "tools/test_replay_run.py",
+        ("a swap space is never full", "if len(blocks) > self.free:", "if False:"),
+        ("what was taken takes room", "self.free += ticket.blocks", "pass"),
+        ("a ticket is good twice", "self._held.pop(ticket.id, None)", "self._held.get(ticket.id)"),
+        ("swapping takes no time", "seconds, self._seconds = self._seconds, 0.0", "seconds, self._seconds = 0.0, 0.0"),
+    ),
+    *group(
         "tools/replay_stats.py",
         "tools/test_replay_stats.py",
         ("a percentile is the bucket behind its own", "if seen >= wanted:", "if seen > wanted:"),

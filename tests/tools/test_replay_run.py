@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from tools.replay_measure import Measurement
 from tools.replay_report import as_json
 from tools.replay_run import Replay
 from tools.replay_setup import Setup, contiguous, unchunked
+from tools.replay_swap import ModelledSwap
 from tools.replay_trace import TraceRequest
 
 GEOMETRY = KVGeometry(layers=1, kv_heads=1, head_dim=8, block_tokens=4)
@@ -135,6 +137,40 @@ def test_what_never_fits_is_refused_and_what_outgrows_the_pool_fails() -> None:
     assert sum(measured.reasons.values()) == 2
     assert any("the whole pool has N" in reason for reason in measured.reasons)
     assert any("the pool of N blocks of N has no room for the next one" in reason for reason in measured.reasons)
+
+
+def test_what_was_swapped_out_is_not_computed_again() -> None:
+    """Five blocks of 4. Both prompts of 7 take two; the first answer needs a third block, and at its thirteenth token
+    one of the second's. That has 8 tokens computed; of its two blocks one is overwritten: without swap 4 are lost.
+    """
+    trace = [TraceRequest(0.0, 7, 8), TraceRequest(0.0, 7, 4)]
+    setup = setup_of(blocks=5, cost=MachineCost(1.0, 1.0, 0.0))
+    without, with_swap = replayed(setup, *trace), replayed(replace(setup, swap_bytes=2 * GEOMETRY.block_bytes), *trace)
+    too_small = replayed(replace(setup, swap_bytes=GEOMETRY.block_bytes), *trace)
+    assert [run.outcomes.finished for run in (without, with_swap, too_small)] == [2, 2, 2]
+    assert [run.stats.preemptions for run in (without, with_swap, too_small)] == [1, 1, 1]
+    assert [run.stats.swapped_out for run in (without, with_swap, too_small)] == [0, 1, 0]
+    alone = (7 + 7) + (7 + 3)
+    assert [run.stats.computed_tokens for run in (without, with_swap, too_small)] == [alone + 4, alone, alone + 4]
+    # Without: 14 rows, 2, five times 1 row, then 5 of the second at once and 1. With swap: 1 instead of 5.
+    assert without.seconds - with_swap.seconds == pytest.approx(4.0)
+
+
+def test_a_swap_space_counts_its_blocks() -> None:
+    swap = ModelledSwap(nbytes=1000, block_bytes=101)
+    assert swap.put(range(10)) is None
+    ticket = swap.put([5, 7])
+    assert ticket is not None
+    assert (ticket.blocks, swap.free, swap.used) == (2, 7, 2)
+    with pytest.raises(BlockStateError, match="2 blocks were put, 3 are to be filled"):
+        swap.take(ticket, [1, 2, 3])
+    swap.take(ticket, [1, 2])
+    assert (swap.free, swap.used) == (9, 0)
+    assert swap.seconds_for(2) == pytest.approx(4e-8)  # 404 bytes at 10.1 GB/s
+    assert swap.seconds_passed() == pytest.approx(4e-8)
+    assert swap.seconds_passed() == 0.0
+    with pytest.raises(BlockStateError, match="swap ticket 1 was used before"):
+        swap.drop(ticket)
 
 
 def test_an_answer_ends_with_the_context() -> None:
