@@ -29,6 +29,7 @@ from hostcache.swap import SwapSpace
 
 HEAD_DIM = 8
 DIGEST_VALUES = 2 * HEAD_DIM  # K and V of one head
+OWNER = "shadow"  # of all pins
 NAMESPACES = (Namespace("model"), Namespace("model", salt="tenant"), Namespace("model", prompt_version="2"))
 
 
@@ -81,8 +82,7 @@ class ShadowEngine:
         self.cache = PagedKVCache(geometry, Region.anonymous(self.blocks * geometry.block_bytes))
         self.prefix = self.prefix_cache(self.cache.pool)
         swap_blocks = self.random.choice((0, 0, 2, 40))
-        swap_bytes = swap_blocks * geometry.block_bytes
-        self.swap = SwapSpace(swap_bytes, self.cache, clock=lambda: self.now) if swap_blocks else None
+        self.swap = self.swap_space(swap_blocks * geometry.block_bytes) if swap_blocks else None
         config = SchedulerConfig(
             context_length=self.blocks * self.block_tokens + 8,
             max_rows=self.random.choice((8, 16, 40)),
@@ -99,6 +99,10 @@ class ShadowEngine:
         self.shed: set[int] = set()  # requests that gave way to somebody outside
         self.memory = self.cache.buffer.view(np.float16).reshape(self.blocks, 2, self.block_tokens, HEAD_DIM)
 
+    def swap_space(self, nbytes: int) -> SwapSpace:
+        """Where preempted requests leave their blocks."""
+        return SwapSpace(nbytes, self.cache, clock=lambda: self.now)
+
     def run(self, steps: int) -> None:
         """`steps` rounds of random events, a step, and every check; then everything ends and nothing is left."""
         for _ in range(steps):
@@ -110,6 +114,7 @@ class ShadowEngine:
         for held in self.fences:
             held.fence.release()
         self.fences.clear()
+        self.prefix.unpin(OWNER)
         self.check()
         pool = self.cache.pool
         if pool.used or pool.fenced or (self.swap and self.swap.used):
@@ -266,6 +271,7 @@ class ShadowEngine:
         if pool.free + pool.cached + pool.fenced + pool.withheld + pool.used != pool.total:
             raise Fault("the pool's counts do not add up")
         holders = Counter(block for request in self.scheduler.running for block in request.table.blocks)
+        holders.update(self.prefix.pinned_blocks())
         if dict(holders) != {block: refs for block, refs in enumerate(pool.refs) if refs}:
             raise Fault(f"references {pool.refs} do not match the tables {dict(holders)}")
         nodes = Counter(id(request.node) for request in self.scheduler.running)

@@ -127,6 +127,7 @@ FILES = [
         ("more is asked for than there is", "cache.pool.allocate(min(missing, cache.pool.available))", "cache.pool.allocate(missing)"),
         ("a block that is partly of use is believed whole", "else most // size * size", "else most"),
         ("what was restored stays in use", "cache.pool.release_all([*hit.blocks, *taken])", "cache.pool.release_all(hit.blocks)"),
+        ("what comes back is known as what it is not", "tokens[index * size : (index + 1) * size], block)", "tokens[:size], block)"),
         ("a part that is known is read again", "missing = 0 if first * size + hit.partial_tokens == wanted else", "missing = 0 if False else"),
         ("a saved sequence's blocks stay in use", "        cache.pool.release_all(blocks)\n", "        pass\n"),
     ),
@@ -185,4 +186,28 @@ SESSIONS = [
     ),
 ]
 
-STATE_FAULTS = [*SWAP, *PINS, *FILES, *SESSIONS]
+# What the shadow must see: the wrong KV, whatever wrong number it comes from.
+RESTARTS = [
+    *group(
+        "hostcache/saved_prefix.py",
+        "hostcache/test_shadow_restart.py",
+        ("a block comes back in its neighbour's place", "reader.read_block(index)", "reader.read_block(max(index - 1, 0))"),
+    ),
+    *group(
+        "hostcache/state_file.py",
+        "hostcache/test_shadow_restart.py",
+        ("what is damaged is restored", "if section_digest(self._preamble, block, section[:size]) != section[size:]:", "if len(section) != size + DIGEST_BYTES:"),
+    ),
+    *group(
+        "hostcache/swap.py",
+        "hostcache/test_shadow_restart.py",
+        ("a lost ticket is not told", "            self._fail(error)\n            raise SwapError(", "            self._fail(error)\n            return\n            raise SwapError("),
+    ),
+    *group(
+        "hostcache/pins.py",
+        "hostcache/test_shadow_restart.py",
+        ("a pin's reference is not its own", "            self._pool.acquire(block)\n", "            pass\n"),
+    ),
+]
+
+STATE_FAULTS = [*SWAP, *PINS, *FILES, *SESSIONS, *RESTARTS]
