@@ -15,7 +15,7 @@ SWAP = [
         ("swap takes more than it has room for", "or len(blocks) > self.free:", "or len(blocks) > self.total:"),
         ("swapped blocks come back in another order", "for slot, block in zip(slots, blocks, strict=True):\n                self._cache.o", "for slot, block in zip(reversed(slots), blocks, strict=True):\n                self._cache.o"),
         ("what was taken keeps its room", "        self._give_back(self._slots.pop(ticket))\n", "        self._slots.pop(ticket)\n"),
-        ("a ticket is good twice", "self._give_back(self._slots.pop(ticket))", "self._give_back(self._slots[ticket])"),
+        ("a swap ticket is good twice", "self._give_back(self._slots.pop(ticket))", "self._give_back(self._slots[ticket])"),
         ("what was dropped keeps its room", "        self._give_back(self._slots_of(ticket))\n        del", "        self._slots_of(ticket)\n        del"),
         ("an interrupted put keeps its room", "            self._give_back(slots)\n            raise\n", "            raise\n"),
         ("a failed put keeps its room", "            self._give_back(slots)\n            self._fail(error)\n", "            self._fail(error)\n"),
