@@ -188,8 +188,8 @@ def test_unknown_ids_are_refused_by_value(engine: Engine) -> None:
 
 def test_salts_and_versions_share_nothing(engine: Engine) -> None:
     prompt = list(range(10, 60))
-    for names in ({}, {"salt": "a"}, {"prompt_version": "1"}):
-        request = engine.add_request(prompt, GREEDY, **names)
+    for salt, version in (("", ""), ("a", ""), ("", "1")):
+        request = engine.add_request(prompt, GREEDY, salt=salt, prompt_version=version)
         engine.step()
         assert engine.scheduler.running[0].hit_tokens == 0
         engine.abort(request)

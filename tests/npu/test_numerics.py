@@ -29,8 +29,11 @@ Computed: TypeAlias = tuple[str, bytes]
 """The id that the KV of `PROMPT` is shared under, and that KV."""
 
 
-def computed(engine: Engine, params: SamplingParams | None = None, **names: str) -> Computed:
-    request_id = engine.add_request(PROMPT, params or SamplingParams(ignore_eos=True), **names)
+def computed(
+    engine: Engine, params: SamplingParams | None = None, salt: str = "", prompt_version: str = ""
+) -> Computed:
+    params = params or SamplingParams(ignore_eos=True)
+    request_id = engine.add_request(PROMPT, params, salt=salt, prompt_version=prompt_version)
     (request,) = engine.scheduler.waiting
     while not request.output.size:
         engine.step()
