@@ -49,8 +49,8 @@ class PressureStats:
 class PressureResponse:
     """Ties what the kernel says to what the scheduler and the pool do.
 
-    It works between steps, and starts no thread: call `tend` before each step, and whenever one of the watch's
-    descriptors speaks while nothing is to be computed.
+    It works between steps, and starts no thread: call `tend` before each step, and now and then while nothing is to be
+    computed.
 
     Args:
         watch: what the kernel says; this object owns it from now on.

@@ -35,7 +35,7 @@ class PressureWatch:
     """Opens what the kernel offers and reads it when there is something to read.
 
     Nothing runs by itself: `read` asks whether a trigger has fired, which takes a system call, and looks at what is
-    left only then, or when `interval` has passed. An event loop may wait on `descriptors` (for POLLPRI) instead.
+    left only then, or when `interval` has passed.
 
     Args:
         interval: seconds after which what is left is looked at anyway.
@@ -55,6 +55,7 @@ class PressureWatch:
         self._root = root
         self._next_look = 0.0
         self._poll = select.poll()
+        self._pending: dict[int, int] = {}  # descriptor -> what it said during `wait`
         self._triggers: dict[int, str] = {}
         self._events: int | None = None
         self._deaths = 0
@@ -71,11 +72,6 @@ class PressureWatch:
         named = [f"stalls of {whose}" for whose in self._triggers.values()]
         return named if self._events is None else [*named, "events of the cgroup"]
 
-    @property
-    def descriptors(self) -> list[int]:
-        """To wait on for POLLPRI, or POLLERR; they stay the watch's."""
-        return [*self._triggers, *([] if self._events is None else [self._events])]
-
     def describe(self) -> str:
         """One sentence for people about what is watched."""
         looked = f"what is left is looked at every {self._interval:g} s"
@@ -87,25 +83,26 @@ class PressureWatch:
         Args:
             now: seconds, of a clock that does not go back.
         """
-        spoken = self._poll.poll(0)
+        spoken = self._pending | dict(self._poll.poll(0))
+        self._pending = {}
         if not spoken and now < self._next_look:
             return None
         self._next_look = now + self._interval
         budgets = memory_budgets(self._root)
-        stalls = [stall for descriptor, event in spoken if (stall := self._heard(descriptor, event, budgets))]
+        stalls = [stall for descriptor, event in spoken.items() if (stall := self._heard(descriptor, event, budgets))]
         scarcest = min(budgets, key=lambda budget: budget.available)
         return PressureReading(scarcest.available, scarcest.owner, " and ".join(stalls))
 
     def wait(self, seconds: float) -> None:
         """Sleep until something speaks, at most so long."""
-        self._poll.poll(seconds * 1000)
+        self._pending |= dict(self._poll.poll(seconds * 1000))  # a trigger speaks once: it must not be lost
 
     def close(self) -> None:
         """Listen no longer. Safe to call twice."""
-        for descriptor in self.descriptors:
+        for descriptor in (*self._triggers, *([] if self._events is None else [self._events])):
             os.close(descriptor)
         self._poll = select.poll()
-        self._triggers, self._events = {}, None
+        self._pending, self._triggers, self._events = {}, {}, None
 
     def _open_trigger(self, path: Path, whose: str) -> None:
         try:

@@ -64,7 +64,8 @@ LADDER = [
         ("deaths of long ago count", "        self._deaths = self._count_deaths()\n", ""),
         ("a met limit is a death", 'row[0] in ("oom", "oom_kill")', 'row[0] in ("oom", "oom_kill", "max")'),
         ("a stall waits for the next look", "if not spoken and now < self._next_look:", "if now < self._next_look:"),
-        ("descriptors are left open", "        for descriptor in self.descriptors:\n            os.close(descriptor)\n", ""),
+        ("descriptors are left open", "[self._events])):\n            os.close(descriptor)\n", "[self._events])):\n            pass\n"),
+        ("what is said during a wait is lost", "self._pending |= dict(", "dict("),
     ),
     *group(
         "hostcache/pressure_response.py",
