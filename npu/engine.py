@@ -435,9 +435,10 @@ class Engine:
         if self._kept.recall(namespace, tokens) < whole:
             for _ in self.generate(tokens, SamplingParams(max_tokens=1), salt=salt, prompt_version=prompt_version):
                 pass
-        with self._guard.step():
+        with held_signals(), self._guard.step():
             return self._kept.pin(namespace, tokens, owner, seconds)
 
+    @held_signals()
     def save_session(
         self,
         path: str | os.PathLike[str],
@@ -466,6 +467,7 @@ class Engine:
         with self._guard.step():
             return self._kept.save(Path(path), self._namespace(salt, prompt_version), self._tokens(tokens), note)
 
+    @held_signals()
     def load_session(self, path: str | os.PathLike[str], *, salt: str = "", prompt_version: str = "") -> Session:
         """Load a conversation; a prompt that begins with its tokens goes on from there.
 
