@@ -11,6 +11,8 @@ __all__ = ["Histogram", "Trend"]
 GROWTH = 1.02
 """Ratio of a bucket's bounds: a percentile is off by at most one per cent."""
 
+LOG_GROWTH = math.log(GROWTH)
+
 SMALLEST = 1e-9
 """What is smaller counts as 0: nothing here is timed to the nanosecond."""
 
@@ -22,14 +24,6 @@ class Histogram:
     """Counts values from 0 up in buckets whose bounds grow by two per cent.
 
     `count`, `total`, `smallest` and `largest` are exact; percentiles are within one per cent.
-
-    Example:
-        >>> from tools.replay_stats import Histogram
-        >>> waits = Histogram()
-        >>> for wait in (0.1, 0.2, 0.2, 4.0):
-        ...     waits.add(wait)
-        >>> waits.count, waits.largest, round(waits.percentile(50), 2)
-        (4, 4.0, 0.2)
     """
 
     def __init__(self) -> None:
@@ -73,20 +67,8 @@ class Histogram:
         return 0.0
 
 
-LOG_GROWTH = math.log(GROWTH)
-
-
 class Trend:
-    """A quantity over time, as its mean in slots of equal length; when time outgrows the slots, pairs become one.
-
-    Example:
-        >>> from tools.replay_stats import Trend
-        >>> queue = Trend(slot_seconds=1.0)
-        >>> queue.hold(0.0, 1.5, 4.0)  # 4 from 0 s to 1.5 s
-        >>> queue.hold(1.5, 2.0, 0.0)
-        >>> queue.means()
-        [(0.0, 4.0), (1.0, 2.0)]
-    """
+    """A quantity over time, as its mean in slots of equal length; when time outgrows the slots, pairs become one."""
 
     def __init__(self, slot_seconds: float = 1.0) -> None:
         self.slot_seconds = slot_seconds

@@ -111,6 +111,14 @@ def test_another_seed_is_another_trace(capsys: pytest.CaptureFixture[str]) -> No
     assert first != other
 
 
+def test_a_terminal_shows_how_far_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    run_here(capsys, "replay", "--trace", "mixed", "--days", "0.02")
+    assert "replaying [..............................] 0.00 days of 0.02 days" in terminal.getvalue()
+
+
 def test_a_chart_is_a_picture(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures = []
     for more in ([], ["--compare", "--context", "64"]):
