@@ -121,8 +121,7 @@ class Scheduler:
             max_queue_seconds: how long it may wait to be admitted before it fails; None: as long as it takes.
 
         Raises:
-            RequestRefused: it can never fit, or too many wait already; the message says which limit it breaks and by
-                how much.
+            RequestRefused: it can never fit, or too many wait already; the message says by how much.
         """
         now = self._clock()
         request = self._intake.request(prompt, namespace, max_tokens)
@@ -186,7 +185,7 @@ class Scheduler:
         if plan.rows:
             self._in_flight = plan
         elif had_work and before == (self.stats.preemptions, self.stats.finished):
-            self._require_hope()
+            self._filler.require_hope()
         return plan
 
     def commit(
@@ -222,12 +221,10 @@ class Scheduler:
         self._lifecycle.end(request, reason, error)
 
     def pause_admission(self, reason: str) -> None:
-        """Admit nobody while others run, for example because memory is short. Those that run go on.
-
-        Where nobody runs, one request at a time is still admitted, so that those that wait get somewhere.
+        """Admit nobody while others run, who go on; where nobody runs, one request at a time is still admitted.
 
         Args:
-            reason: for reports.
+            reason: for reports, for example that memory is short.
         """
         self.pause_reason = reason
 
@@ -236,9 +233,7 @@ class Scheduler:
         self.pause_reason = ""
 
     def shed_lowest(self) -> Request | None:
-        """Between two steps, take the blocks of the request that ranks lowest, unless it runs alone.
-
-        For whoever must make room in memory: it gives way however often it has before.
+        """Between two steps, take the blocks of the lowest in rank, however often it gave way before; for pressure.
 
         Returns:
             The request, which waits at its place; None: fewer than two run, or a step is in flight.
@@ -248,15 +243,6 @@ class Scheduler:
         request = next(self._state.running.lowest_first())
         self._preemption.preempt(request, self._clock())
         return request
-
-    def _require_hope(self) -> None:
-        """Nothing could be planned: blocks must come back that no request holds, or nothing ever will be."""
-        pool = self._state.pool
-        if pool.available + pool.used == pool.total:  # none is fenced or withheld
-            raise RockpageError(
-                f"no progress: {len(self._state.queue)} requests wait, {len(self._state.running)} run, "
-                f"{pool.available} of {pool.total} blocks are available and no request holds the others"
-            )
 
     def _land(self, plan: StepPlan) -> None:
         if plan is not self._in_flight:

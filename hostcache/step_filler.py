@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .admission import Admission
-from .errors import RequestFailed
+from .errors import RequestFailed, RockpageError
 from .lifecycle import Lifecycle
 from .preemption import Preemption
 from .request import FinishReason, Request, RequestState
@@ -48,8 +48,9 @@ class StepFiller:
 
     @property
     def taken(self) -> list[Request]:
-        """Requests that have slots in this step."""
-        return self.decodes + [chunk.request for chunk in self.chunks]
+        """Running requests that may have slots in this step."""
+        requests = self.decodes + [chunk.request for chunk in self.chunks]
+        return [request for request in requests if request.state is RequestState.RUNNING]
 
     def fill(self, now: float, *, paused: bool) -> StepPlan:
         """Take the slots of the next step; it may be empty. What is raised leaves them in `taken`.
@@ -77,6 +78,18 @@ class StepFiller:
             self._stand_back(max(stuck, key=lambda request: request.rank), now)
         return StepPlan.build(self.chunks, rows)
 
+    def require_hope(self) -> None:
+        """Nothing could be planned: blocks must come back that no request holds, or nothing ever will be.
+
+        Raises:
+            RockpageError: none will; somebody outside holds them.
+        """
+        if not self._blocks_will_return:
+            raise RockpageError(
+                f"no progress: {len(self._queue)} requests wait, {len(self._running)} run, "
+                f"{self._pool.available} of {self._pool.total} blocks are available and no request holds the others"
+            )
+
     def _make_way(self, now: float) -> None:
         """Let requests run whose priority is above what runs, at the expense of that."""
         while len(self._running):
@@ -97,10 +110,11 @@ class StepFiller:
     def _take_decodes(self, now: float) -> list[Request]:
         """A slot for each sequence that decodes; returns those that got none."""
         batch = self._running.decoding
+        self.decodes = batch.requests.copy()  # known before any of them takes a slot, should one raise
         growing = batch.without_room()
         # One before it may have preempted it by the time its turn comes.
         stuck = [r for r in growing if r.state is RequestState.RUNNING and not self._grow(r, 1, now)]
-        self.decodes = in_tail = batch.requests.copy()
+        self.decodes = in_tail = batch.requests.copy()  # less those that gave way
         if growing:
             apart = set(growing)
             in_tail = [request for request in in_tail if request not in apart]

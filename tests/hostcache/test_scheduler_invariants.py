@@ -215,6 +215,30 @@ def test_a_freed_blocks_old_content_is_never_a_hit() -> None:
             finish(engine)
 
 
+def test_a_step_that_fails_while_a_sequence_grows_gives_all_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first has its block already when the second one's cannot be had."""
+    bench = Bench()
+    first, second = bench.submit(4), bench.submit(4, start=100)
+    bench.step()
+    allocate, calls = bench.pool.allocate, iter([False, True])
+
+    def fail_the_second_time(count: int) -> list[int]:
+        if next(calls):
+            raise MemoryError
+        return allocate(count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.pool, "allocate", fail_the_second_time)
+        with pytest.raises(MemoryError):
+            bench.scheduler.schedule()
+    assert [request.table.length for request in (first, second)] == [4, 4]
+    assert not any(request.in_flight for request in (first, second))
+    plan = bench.scheduler.schedule()
+    assert plan.slots.tolist() == [request.table.slot(4) for request in (first, second)]
+    bench.scheduler.rollback(plan)
+    bench.run()
+
+
 def test_after_one_short_prompt_nothing_is_left_over() -> None:
     bench = Bench()
     bench.submit(3, max_tokens=1)
