@@ -27,6 +27,7 @@ ANYWHERE: tuple[Callable[[Case], Check], ...] = (
     doctor_system.page_size,
     doctor_memory.memory,
     doctor_memory.cgroup_memory,
+    doctor_memory.memory_pressure,
 )
 """Checks that make sense on any machine."""
 

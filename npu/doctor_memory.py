@@ -10,7 +10,7 @@ from hostcache.memory_budget import meminfo_bytes
 from .doctor_check import AS_ROOT, Case, Check
 from .memory_plan import runtime_bytes
 
-__all__ = ["cgroup_memory", "cma", "dma_heaps", "iommu", "memory", "sram"]
+__all__ = ["cgroup_memory", "cma", "dma_heaps", "iommu", "memory", "memory_pressure", "sram"]
 
 USUAL_POOL = 192 << 20
 """Bytes of the KV pool that `rockpage plan` asks for by default."""
@@ -56,6 +56,15 @@ def cgroup_memory(case: Case) -> Check:
             name, "fail", found, why, "raise it (docker run --memory, systemd MemoryMax=), or take a smaller pool"
         )
     return Check(name, "info", found, why)
+
+
+def memory_pressure(case: Case) -> Check:
+    """Does the kernel say when tasks wait for memory?"""
+    name, why = "memory_pressure", "when others need memory, rockpage gives that of unused blocks back in time"
+    if case.machine.exists("/proc/pressure/memory"):
+        return Check(name, "ok", "the kernel tells of stalls (PSI)", why)
+    fix = "a kernel with CONFIG_PSI tells, if need be after booting with psi=1"
+    return Check(name, "info", "no stalls are told of (PSI): only what is left is watched", why, fix)
 
 
 def iommu(case: Case) -> Check:

@@ -112,6 +112,13 @@ def test_a_control_group_s_limit(
     assert (check.status, words in check.found) == (status, True), check
 
 
+def test_a_kernel_without_stall_information_is_named(tmp_path: Path) -> None:
+    assert answer("memory_pressure", tmp_path, files={"/proc/pressure/memory": b"some avg10=0.00"}).status == "ok"
+    check = answer("memory_pressure", tmp_path / "without")
+    assert (check.status, check.fix) == ("info", "a kernel with CONFIG_PSI tells, if need be after booting with psi=1")
+    assert "only what is left is watched" in check.found
+
+
 def test_closed_heaps_are_named_with_a_rule(tmp_path: Path) -> None:
     shut = tuple(
         replace(d, node=replace(d.node, usable=False)) if d.node and d.subsystem == "dma_heap" else d

@@ -51,7 +51,7 @@ def test_json_has_every_check_with_five_fields(doctor: object) -> None:
             ],
         },
     }
-    assert len(answer["checks"]) == 27
+    assert len(answer["checks"]) == 28
     for check in answer["checks"]:
         assert list(check) == ["name", "status", "found", "why", "fix"]
 
