@@ -49,6 +49,18 @@ def test_nobody_gives_way_if_that_would_not_be_enough() -> None:
     assert (high.preemptions, low.preemptions) == (0, 0)
 
 
+def test_nobody_gives_way_in_vain_beside_one_that_keeps_its_blocks() -> None:
+    bench = Bench(blocks=12, max_preemptions=1)
+    other, keeps = bench.submit(4), bench.submit(4, max_tokens=20, start=100)
+    bench.step()
+    assert bench.scheduler.shed_lowest() is keeps
+    bench.step()
+    bench.submit(40, start=200, priority=1)  # ten blocks: all but the two that the other one gives
+    bench.step()
+    assert keeps.state is RequestState.RUNNING
+    assert other.preemptions == 0
+
+
 def test_an_equal_priority_waits_its_turn() -> None:
     bench = Bench(max_sequences=1)
     first = bench.submit(4, max_tokens=3)
