@@ -113,11 +113,12 @@ class PressureResponse:
             self._hold_out()
 
     def check_admissible(self) -> None:
-        """Do nothing unless new requests are refused now.
+        """Do nothing unless new requests are refused now; it looks first, since nobody may have for long.
 
         Raises:
             RequestRefused: memory is short, and all else has been done.
         """
+        self.tend()
         if self.ladder.level is PressureLevel.REFUSE:
             self.stats.refused += 1
             raise RequestRefused(

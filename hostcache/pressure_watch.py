@@ -62,7 +62,8 @@ class PressureWatch:
         own = next(memory_cgroups(root), None)
         if own is not None:
             path, folder = own
-            self._open_trigger(folder / "memory.pressure", f"cgroup {path}")
+            if (folder / "cgroup.type").exists():  # all but the root have it, whose stalls are the machine's
+                self._open_trigger(folder / "memory.pressure", f"cgroup {path}")
             self._open_events(folder / "memory.events")
         self._open_trigger(root / "proc/pressure/memory", _MACHINE)
 

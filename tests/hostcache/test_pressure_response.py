@@ -20,7 +20,7 @@ from hostcache import (
 )
 from hostcache.balloon import Balloon
 from hostcache.errors import RequestFailed, RequestRefused
-from hostcache.pressure import PressureLadder, PressureLimits, PressureReading
+from hostcache.pressure import PressureLadder, PressureLevel, PressureLimits, PressureReading
 from hostcache.pressure_response import PressureResponse
 
 GEOMETRY = KVGeometry(layers=8, kv_heads=2, head_dim=32, block_tokens=4)
@@ -116,12 +116,10 @@ def test_everything_happens_in_order_and_no_more_than_must() -> None:
     assert bench.scheduler.pause_reason == "this machine has 0.0 MiB left, and 0.1 MiB are to stay"
     assert bench.pool.withheld == 32
     assert len(bench.running) == 3
-    bench.response.check_admissible()
     bench.step()
     assert bench.level == "SHED"
     assert newest.state is RequestState.PREEMPTED
     assert bench.running == [important, ordinary]
-    bench.response.check_admissible()
     bench.step()
     assert bench.level == "REFUSE"
     assert bench.running == [important]
@@ -137,6 +135,19 @@ def test_everything_happens_in_order_and_no_more_than_must() -> None:
     assert waiting.state is RequestState.WAITING
 
 
+def test_only_the_last_level_refuses() -> None:
+    bench = Bench()
+    for level in PressureLevel:
+        bench.response.ladder.level = level
+        bench.response.ladder._descends = bench.now + 1
+        if level is not PressureLevel.REFUSE:
+            bench.response.check_admissible()
+    with pytest.raises(RequestRefused):
+        bench.response.check_admissible()
+    bench.now += 1  # nobody has looked since, and memory is not short any more
+    bench.response.check_admissible()
+
+
 def test_when_it_is_over_all_is_undone_and_everybody_finishes() -> None:
     bench = Bench()
     requests = [bench.submit(12, 40) for _ in range(3)]
@@ -149,7 +160,6 @@ def test_when_it_is_over_all_is_undone_and_everybody_finishes() -> None:
     bench.machine.free = 100 * BLOCK
     bench.step(5)
     assert (bench.level, len(bench.running)) == ("SHED", 1)
-    bench.response.check_admissible()
     given = bench.balloon.given_bytes
     bench.step(10)
     assert (bench.level, bench.scheduler.pause_reason) == ("GIVE_BACK", "")

@@ -59,6 +59,7 @@ def root(tmp_path: Path) -> Path:
         {
             "proc/meminfo": f"MemTotal: {4 << 20} kB\nMemAvailable: {3 << 20} kB\n",
             "proc/pressure/memory": "",
+            "sys/fs/cgroup/service/cgroup.type": "domain\n",
             "sys/fs/cgroup/service/memory.max": f"{1 << 30}\n",
             "sys/fs/cgroup/service/memory.current": f"{256 * MIB}\n",
             "sys/fs/cgroup/service/memory.pressure": "",
@@ -202,6 +203,19 @@ def test_a_kernel_that_grants_no_trigger_is_polled_and_that_is_said(
     assert watch.sources == ["events of the cgroup"]
     watch.close()
     assert open_descriptors() == before
+
+
+def test_stalls_of_the_root_are_the_machine_s(tmp_path: Path, spoken: dict[str, int]) -> None:
+    version_2(tmp_path, "/")
+    files = {
+        "proc/pressure/memory": "",
+        "sys/fs/cgroup/memory.pressure": "",
+        "proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 8 kB\n",
+    }
+    write(tmp_path, files)
+    watch = PressureWatch(root=tmp_path)
+    assert watch.sources == ["stalls of this machine"]
+    watch.close()
 
 
 def test_version_1_has_no_pressure_of_its_own(tmp_path: Path) -> None:

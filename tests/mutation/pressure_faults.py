@@ -60,6 +60,7 @@ LADDER = [
         ("a trigger has no end", 'b"some 150000 1000000\\0"', 'b"some 150000 1000000"'),
         ("without a right nothing is heard", ', b"some 300000 2000000\\0")', ",)"),
         ("somebody else's full cgroup is the machine's", "if whose == _MACHINE and any(", "if False and any("),
+        ("the machine's stalls are the root's, too", 'if (folder / "cgroup.type").exists():', "if True:"),
         ("a cgroup that is gone speaks for ever", "if event & select.POLLERR:", "if False:"),
         ("deaths of long ago count", "        self._deaths = self._count_deaths()\n", ""),
         ("a met limit is a death", 'row[0] in ("oom", "oom_kill")', 'row[0] in ("oom", "oom_kill", "max")'),
@@ -78,6 +79,7 @@ LADDER = [
         ("nothing is left to go on in", "self._balloon.inflate(self.ladder.wanted(reading), self._spare())", "self._balloon.inflate(self.ladder.wanted(reading))"),
         ("who waits for memory fails at once", "        if not hopeless:\n            self", "        if False:\n            self"),
         ("who waits for memory waits for ever", "hopeless = self.ladder.short and now - self._held_out_since >= PATIENCE_SECONDS", "hopeless = False"),
+        ("who does not step is refused for ever", "        self.tend()\n        if", "        if"),
         ("a step that waits for memory spins", "            self.watch.wait(WAIT_SECONDS)\n", ""),
     ),
     *group(
