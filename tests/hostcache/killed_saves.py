@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.errors import RockpageError
+from hostcache.state_file import StateReader
 
 from .saved import Home, prompt
 
@@ -111,15 +112,13 @@ def found_version(path: Path) -> int | None:
         home.restore(path)
     except RockpageError:
         return None
-    version = int(next(iter(home_tokens(path))))
+    version = int(ids_in(path)[0])
     tokens = conversation(version)
     return version if home.known(tokens) == len(tokens) else None
 
 
-def home_tokens(path: Path) -> NDArray[np.int32]:
+def ids_in(path: Path) -> NDArray[np.int32]:
     """The ids in a file."""
-    from hostcache.state_file import StateReader  # noqa: PLC0415 - beside its one use
-
     with StateReader(path) as reader:
         return reader.tokens
 
