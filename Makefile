@@ -50,7 +50,8 @@ test-udev: $(VENV)/.tests
 	  || { echo "test-udev needs umockdev: sudo apt-get install umockdev"; exit 1; }
 	$(BIN)/python -m pytest -m umockdev tests/board
 
-# Against real CMA, DMA heaps and udmabuf: in a virtual machine, whose kernel is built once and kept in the user's cache.
+# Against real CMA, DMA heaps, udmabuf and memory pressure: in a virtual machine, whose kernel is built once and kept in
+# the user's cache.
 test-vm: $(VENV)/.tests
 	@$(BIN)/python -m tests.board.vm
 

@@ -14,6 +14,7 @@ UP = "rockpage-vm: up"
 ENDED = "rockpage-vm: pytest ended with status "
 
 SCRATCH = "/dev/shm"  # the only folder that can be written: /dev is the machine's own, all else is the host's
+CGROUPS = "/sys/fs/cgroup"
 LINUX_REBOOT_CMD_RESTART = 0x01234567
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,6 +32,9 @@ def main() -> None:
     mount("sysfs", "/sys")
     os.mkdir(SCRATCH)
     mount("tmpfs", SCRATCH)
+    mount("cgroup2", CGROUPS)
+    with open(f"{CGROUPS}/cgroup.subtree_control", "w") as control:
+        control.write("+memory")
     print(UP, flush=True)
     environment = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
