@@ -1,4 +1,4 @@
-"""`make test-vm`: the tests marked `vm`, in a small virtual machine whose kernel has DMA heaps, udmabuf, PSI and cgroup v2.
+"""`make test-vm`: the tests marked `vm`, in a small virtual machine with DMA heaps, udmabuf, PSI and cgroup v2.
 
 The machine's root is this one's, read-only, so it runs this very Python on this very checkout. It is emulated (TCG):
 slower than KVM, but the same everywhere, and it asks for no rights.
