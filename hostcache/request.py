@@ -81,7 +81,7 @@ class Request:
         skips: later requests that were admitted while it did not fit.
         dedup_steps: steps for which it waited for another one to compute what both begin with.
         promised: blocks that admission keeps for it.
-        announced: what it will publish next, see `hostcache.dedup`.
+        announced: what it will publish next, for equal prompts that wait for it.
         swapped: what lies in the swap space for it.
         computed_earlier: tokens computed for it before it was last admitted.
         rank: while it runs, its place among those that do: the highest level first, then in order of arrival.
