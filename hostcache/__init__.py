@@ -1,4 +1,4 @@
-"""Where KV lives: geometry, memory region, block pool, block tables, prefix cache, swap space, state files and scheduler."""
+"""Where KV lives: geometry, memory region, block pool, block tables, prefix cache, swap, state files and scheduler."""
 
 from .balloon import Balloon
 from .block_cache import BlockCache, UnbackedCache

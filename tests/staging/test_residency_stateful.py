@@ -98,12 +98,14 @@ class CopiesAgainstGather(RuleBasedStateMachine):
     @precondition(lambda self: len(self.tables) < 4)
     @rule(count=st.integers(1, 20))
     def restore(self, count: int) -> None:
-        """A sequence comes back from a file: its bytes are put into new blocks, past the cache's own writing."""
+        """A sequence comes back from a file or from swap: whole blocks are overwritten."""
         if self.may_grow([table := self.cache.table()], count):
             table.append(count)
             self.tables.append(table)
-            by_block = self.cache.buffer.reshape(BLOCKS, GEOMETRY.block_bytes)
-            by_block[table.blocks] = self.random.integers(0, 128, (len(table.blocks), GEOMETRY.block_bytes), np.uint8)
+            for index, block in enumerate(table.blocks):
+                content = self.random.integers(0, 128, GEOMETRY.block_bytes, np.uint8)
+                tokens = min(GEOMETRY.block_tokens, count - index * GEOMETRY.block_tokens)
+                self.cache.overwrite(block, content, tokens)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), count=st.integers(1, 9))
