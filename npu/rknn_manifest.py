@@ -19,6 +19,7 @@ from hostcache.errors import BadModelFile, UsageError
 from .folder_files import read_object
 from .json_data import from_json
 from .rknn_cache import Compiled, file_sha256
+from .whole_file import replace_file
 
 __all__ = ["MANIFEST_FILE", "GraphFile", "Manifest", "claim_folder", "read_manifest", "write_manifest"]
 
@@ -131,7 +132,7 @@ def write_manifest(folder: Path, manifest: Manifest, sources: Mapping[str, Path]
     for name, source in sources.items():
         _place(source, folder / name)
     content = {"format": _FORMAT, "holds": manifest.holds, **asdict(manifest)}
-    _replace(folder / MANIFEST_FILE, json.dumps(content, indent=1).encode())
+    replace_file(folder / MANIFEST_FILE, json.dumps(content, indent=1).encode(), mode=0o666)
     for stray in folder.glob("*.rknn"):  # of an older manifest
         if stray.name not in sources:
             stray.unlink()
@@ -163,14 +164,4 @@ def _place(source: Path, path: Path) -> None:
         os.link(source, unfinished)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, unfinished)
-    unfinished.replace(path)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the old content or the new, never half of it."""
-    unfinished = path.with_suffix(".tmp")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
     unfinished.replace(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,15 @@ def test_a_folder_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert prefill16.inputs == ("q", "k", "v", "mask")
     assert (tmp_path / "out" / decode.rknn.file).read_text() == "compiled decode"
     assert decode.rknn.nbytes == len("compiled decode")
+
+
+def test_an_export_is_for_whoever_may_read_the_folder(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        export(tmp_path)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {0o644}
 
 
 def test_what_the_manifest_says_to_other_readers(tmp_path: Path) -> None:
