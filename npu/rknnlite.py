@@ -81,6 +81,7 @@ class LiteContext:
             self._expect_0("load_rknn", self._lite.load_rknn, str(graph))
             with _kept_niceness():
                 self._expect_0("init_runtime", lambda: self._lite.init_runtime(core_mask=1 << core))
+            self._lite.rknn_data = None  # the file's bytes, which the library has copied: they would stay for good
             self.version, self.driver = self._versions()
             self._steps = self._find_steps()
         except BaseException:
@@ -88,15 +89,22 @@ class LiteContext:
             raise
 
     def run(self, inputs: Sequence[NDArray[np.float16]], shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Run the graph and wait for its result.
+        """Run a graph of one output; see `run_all`."""
+        (result,) = self.run_all(inputs, (shape,))
+        return result
+
+    def run_all(
+        self, inputs: Sequence[NDArray[np.float16]], shapes: Sequence[tuple[int, ...]]
+    ) -> list[NDArray[np.float32]]:
+        """Run the graph and wait for its results.
 
         Args:
             inputs: in the graph's order, four axes each, channels last. Not checked by the wheel: a wrong number of
                 elements would be read behind its end.
-            shape: of the output, channels second.
+            shapes: of the outputs in the graph's order, channels second.
 
         Returns:
-            float32 `shape`, the caller's own.
+            float32 arrays of these shapes, the caller's own.
 
         Raises:
             DeviceError: a call failed, or brought something else. That none failed does not prove the result fresh.
@@ -108,10 +116,10 @@ class LiteContext:
             raise self._error("run", f"returned {returned}", _CODES.get(returned, ""))
         outputs = self._call("get_outputs", get_outputs)
         found = [(getattr(o, "dtype", type(o)), getattr(o, "shape", None)) for o in outputs or ()]
-        if found != [(np.float32, shape)]:
-            raise self._error("get_outputs", f"returned {found}", f"one float32 array {shape} was asked for")
-        result: NDArray[np.float32] = outputs[0]
-        return result
+        if found != [(np.float32, shape) for shape in shapes]:
+            wanted = ", ".join(map(str, shapes))
+            raise self._error("get_outputs", f"returned {found}", f"float32 {wanted} was asked for")
+        return list(outputs)
 
     def release(self) -> None:
         """Give back what the NPU holds. Safe to call twice; what the vendor says to it is logged, no more."""

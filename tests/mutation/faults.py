@@ -446,7 +446,7 @@ BOARD = [
         ("a run's code is ignored, as the wheel does", 'if returned := self._call("run", run):', 'if self._call("run", run) is None:'),
         ("a context that could not be set up is left behind", "        except BaseException:\n            self.release()\n            raise", "        except ZeroDivisionError:\n            raise"),
         ("the process stays above all others", "os.setpriority(os.PRIO_PROCESS, thread, before[thread])", "pass"),
-        ("a result of another shape is taken", "if found != [(np.float32, shape)]:", "if not found:"),
+        ("a result of another shape is taken", "if found != [(np.float32, shape) for shape in shapes]:", "if not found:"),
         ("an error keeps the wheel's frames alive", '            said = f"{type(error).__name__}: {error}"\n', '            raise self._error(name, "failed", f"{type(error).__name__}: {error}") from None\n'),
         ("all graphs run on the first core", "core_mask=1 << core", "core_mask=1"),
     ),

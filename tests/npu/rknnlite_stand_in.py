@@ -95,21 +95,21 @@ class RKNNLite:
         self.rknn_log: Any = Log()
         self.rknn_runtime: Runtime | None = None
         self._board = board
-        self._content: bytes | None = None
+        self.rknn_data: bytes | None = None
         board.begin("RKNNLite")
 
     def load_rknn(self, path: str) -> int:
         if (deed := self._board.begin("load_rknn")) is not None:
             self.rknn_log.e(f"Catch exception when loading RKNN model [{path}]!", False)
             return int(deed)  # type: ignore[arg-type] # a code
-        self._content = Path(path).read_bytes()
+        self.rknn_data = Path(path).read_bytes()
         return 0
 
     def init_runtime(self, target: None = None, *, core_mask: int) -> int:
         assert target is None  # on the board, anything else is refused
-        assert self._content, "librknnrt.so takes no bytes for a path"
+        assert self.rknn_data, "librknnrt.so takes no bytes for a path"
         core = {1: 0, 2: 1, 4: 2}[core_mask]
-        self.rknn_runtime = Runtime(self._board, StubGraph.read(self._content.decode()), core)  # even if it then fails
+        self.rknn_runtime = Runtime(self._board, StubGraph.read(self.rknn_data.decode()), core)  # even if it then fails
         self._board.niceness = -19
         if (deed := self._board.begin("init_runtime")) is not None:
             if self._board.log:
