@@ -12,6 +12,7 @@ from staging import DEFAULT_BUCKETS
 
 from .attention import AttentionRuntime
 from .board import Npu
+from .board_device import CORES
 from .calibration import CalibrationKey, load_cost_model
 from .cost_model import PUBLISHED
 from .cpu import CpuAttention
@@ -21,7 +22,7 @@ from .emulated import EmulatedAttention
 from .fp16 import Rounding
 from .launch import BATCHES
 from .placement import ByCost, Placement
-from .rknnlite_device import CORES, RknnLiteDevice
+from .rknnlite_device import RknnLiteDevice
 from .simulator_device import SimulatorDevice
 from .staged import StagedAttention
 from .weights_cache import default_cache_dir

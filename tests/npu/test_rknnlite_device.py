@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from hostcache import Region
 from hostcache.errors import BadModelFile, DeviceError, NotContiguous, UsageError, WrongState
+from npu.board_device import NPU
 from npu.cores import QUARANTINE_AFTER
 from npu.cpu import CpuAttention
 from npu.device import AttentionJob
 from npu.device_lock import DeviceLock
 from npu.discovery import discover
 from npu.machine import Machine
-from npu.rknnlite_device import NPU, RknnLiteDevice
+from npu.rknnlite_device import RknnLiteDevice
 from npu.runtimes import open_runtime
 from npu.staged import StagedAttention
 from staging import StagingArena
