@@ -118,13 +118,11 @@ def _export_attention(args: argparse.Namespace, _: OpenModel, config: ModelConfi
     from npu.attention_graph import attention_graphs
     from npu.launch import BATCHES
     from npu.rknn_cache import CompileCache
-    from npu.weights_cache import default_cache_dir
     from staging import DEFAULT_BUCKETS
 
     graphs = attention_graphs(config.kv_heads, config.heads, config.head_dim)
     sizes = launch_sizes(graphs, args.buckets or DEFAULT_BUCKETS, args.batches or BATCHES)
-    cache = CompileCache(default_cache_dir() / "rknn")
-    manifest = export_attention(sizes, Path(args.out), toolkit, cache, report=_announce)
+    manifest = export_attention(sizes, Path(args.out), toolkit, CompileCache.default(), report=_announce)
     print(json.dumps(_attention_dict(manifest, args.out)) if args.json else _attention_text(manifest, args.out))
     return 0
 
@@ -142,7 +140,7 @@ def _export_dense(args: argparse.Namespace, source: OpenModel, config: ModelConf
         config,
         Path(args.out),
         toolkit,
-        CompileCache(default_cache_dir() / "rknn"),
+        CompileCache.default(),
         model_sha256=model_digest(source, default_cache_dir()),
         rows=rows,
         calibration=calibration,

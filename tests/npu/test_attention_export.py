@@ -132,15 +132,14 @@ def test_what_was_compiled_is_not_compiled_again(tmp_path: Path) -> None:
     assert len(compiler.jobs) == 6
 
 
-@pytest.mark.parametrize("damaged", [".rknn", ".json"])
+@pytest.mark.parametrize("damaged", ["graph.rknn", "note.json"])
 def test_a_damaged_cache_is_made_again(tmp_path: Path, damaged: str) -> None:
     compiler = StandInCompiler()
     manifest = export(tmp_path, compiler)
-    cached = list((tmp_path / "cache").iterdir())
-    assert {path.suffix for path in cached} == {".rknn", ".json", ".lock"}
-    for path in cached:
-        if path.suffix == damaged:
-            path.write_bytes(b"{}")
+    entries = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert {path.name for entry in entries for path in entry.iterdir()} == {"graph.rknn", "note.json"}
+    for entry in entries:
+        (entry / damaged).write_bytes(b"{}")
     assert export(tmp_path, compiler) == manifest
     assert compiler.jobs == ["decode", "prefill16", "prefill64"] * 2
     assert read_manifest(AttentionManifest, tmp_path / "out") == manifest
