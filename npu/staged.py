@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.cache import PagedKVCache
+from hostcache.dma_heap import HeapRegion
 from hostcache.errors import DeviceError, RegionError, UsageError
 from hostcache.geometry import KVGeometry
 from hostcache.region import Region
@@ -44,6 +45,10 @@ def arena_bytes(geometry: KVGeometry, heads: int, cores: int = 3, buckets: Seque
     return StagingArena.bytes_for(cores * BUFFERS_PER_CORE, planner.buffer_bytes)
 
 
+def _ordinary_memory(nbytes: int, _buffer_bytes: int) -> Region:
+    return Region.anonymous(nbytes)
+
+
 @dataclass(frozen=True, eq=False)
 class _InFlight:
     """A launch that a core works on."""
@@ -74,8 +79,9 @@ class StagedAttention:
         batches: counts that decoding sequences are padded to, ascending.
         host: attends what the device does not, over the same cache; owned from now on, closed by `close()`.
         placement: says what that is, beside contexts that no bucket holds.
-        take: where the arena's memory comes from, by its size in bytes.
-        resident_bytes: memory of the arena in which decoding sequences stay staged from step to step.
+        take: where the arena's memory comes from, by its size in bytes and those of each buffer.
+        resident_bytes: memory of the arena in which decoding sequences stay staged from step to step; rounded up to
+            whole dma-bufs, if the arena consists of such.
 
     Attributes:
         name: the device's.
@@ -105,7 +111,7 @@ class StagedAttention:
         batches: Sequence[int] = BATCHES,
         host: AttentionRuntime | None = None,
         placement: Placement | None = None,
-        take: Callable[[int], Region] = Region.anonymous,
+        take: Callable[[int, int], Region] = _ordinary_memory,
         resident_bytes: int = 0,
     ) -> None:
         self._cache = cache
@@ -116,17 +122,25 @@ class StagedAttention:
             raise UsageError(
                 f"{resident_bytes} bytes cannot be set aside: 0 keeps nothing staged", nbytes=resident_bytes
             )
-        region = take(nbytes + resident_bytes)
+        buffers = cores * BUFFERS_PER_CORE
+        region = take(nbytes + resident_bytes, nbytes // buffers)
         try:
             self._device = open_device(region.buffer)
             self.launches = LaunchPlanner(
                 cache.geometry, cache.blocks, heads, sizes, batches=batches, tiled=self._device.tiled
             )
-            self._arena = StagingArena(region, cores * BUFFERS_PER_CORE, self._device, spare=resident_bytes)
+            self._arena = StagingArena(region, buffers, self._device, spare=region.nbytes - nbytes)
             self.residency: Residency | None = None
             if resident_bytes:
                 _check_residency(self._device, resident_bytes)
-                self.residency = Residency(cache, region.buffer[nbytes:], nbytes, self._device, CANARY_TOKENS)
+                self.residency = Residency(
+                    cache,
+                    region.buffer[nbytes:],
+                    nbytes,
+                    self._device,
+                    CANARY_TOKENS,
+                    piece_bytes=region.piece_bytes if isinstance(region, HeapRegion) else None,
+                )
         except BaseException:
             with contextlib.suppress(RegionError):  # the error's frames may hold views; the memory goes with them
                 region.close()

@@ -33,12 +33,12 @@ class ResidentCopy:
 
     Attributes:
         start: byte offset of the copy in the residency's memory.
-        nbytes: of all layers.
+        nbytes: of all layers, and what is left free between them.
     """
 
-    def __init__(self, start: int, buffers: list[ResidentBuffer]) -> None:
+    def __init__(self, start: int, nbytes: int, buffers: list[ResidentBuffer]) -> None:
         self.start = start
-        self.nbytes = sum(len(buffer.memory) for buffer in buffers)
+        self.nbytes = nbytes
         self._buffers = buffers
         self._refill: Refill | None = None
         self._sources = np.empty((0, 0, 3), np.int64)
@@ -93,13 +93,22 @@ class Residency:
         offset: of `memory` in the arena that the device knows, a multiple of `PAGE`.
         device: makes its bytes visible.
         own_tokens: tokens at the end of a bucket that no context reaches: the caller writes them before each launch.
+        piece_bytes: of the dma-bufs that the memory consists of: no buffer is cut in two by their borders, and no two
+            copies share one, since each is synced as a whole. None if it has no borders.
 
     Attributes:
         counts: how buffers were filled.
     """
 
     def __init__(
-        self, cache: PagedKVCache, memory: NDArray[np.uint8], offset: int, device: DeviceMemory, own_tokens: int
+        self,
+        cache: PagedKVCache,
+        memory: NDArray[np.uint8],
+        offset: int,
+        device: DeviceMemory,
+        own_tokens: int,
+        *,
+        piece_bytes: int | None = None,
     ) -> None:
         self.counts = FillCounts()
         self._cache = cache
@@ -107,6 +116,7 @@ class Residency:
         self._offset = offset
         self._device = device
         self._own_tokens = own_tokens
+        self._piece_bytes = piece_bytes
         self._copies: OrderedDict[tuple[StagingLayout, int], ResidentCopy] = OrderedDict()  # used longest ago first
         self._in_step: list[tuple[StagingLayout, int]] = []
 
@@ -116,6 +126,8 @@ class Residency:
 
     def fits(self, layout: StagingLayout) -> bool:
         """Whether there is memory for a copy of such a launch, if no other needs it."""
+        if self._piece_bytes is not None and self._buffer_bytes(layout) > self._piece_bytes:
+            return False
         return self._copy_bytes(layout) <= len(self._memory)
 
     def lend(self, plan: GatherPlan, lengths: NDArray[np.int32]) -> ResidentCopy | None:
@@ -149,12 +161,13 @@ class Residency:
         while (start := self._gap(nbytes)) is None:
             if not self._drop_oldest():
                 return None
-        step = nbytes // self._cache.geometry.layers
+        size = self._buffer_bytes(layout)
+        places = [start + self._place(layer, size) for layer in range(self._cache.geometry.layers)]
         buffers = [
-            ResidentBuffer(layer, self._offset + at, self._memory[at : at + step], self._device, self.counts)
-            for layer, at in enumerate(range(start, start + nbytes, step))
+            ResidentBuffer(layer, self._offset + at, self._memory[at : at + size], self._device, self.counts)
+            for layer, at in enumerate(places)
         ]
-        self._copies[key] = ResidentCopy(start, buffers)
+        self._copies[key] = ResidentCopy(start, nbytes, buffers)
         return self._copies[key]
 
     def _gap(self, nbytes: int) -> int | None:
@@ -174,8 +187,21 @@ class Residency:
                 return True
         return False
 
+    def _buffer_bytes(self, layout: StagingLayout) -> int:
+        return -(-layout.nbytes // PAGE) * PAGE
+
     def _copy_bytes(self, layout: StagingLayout) -> int:
-        return self._cache.geometry.layers * (-(-layout.nbytes // PAGE) * PAGE)
+        size = self._buffer_bytes(layout)
+        end = self._place(self._cache.geometry.layers - 1, size) + size
+        piece = self._piece_bytes
+        return end if piece is None else -(-end // piece) * piece
+
+    def _place(self, layer: int, size: int) -> int:
+        """Where in a copy a layer's buffer starts: behind the one before it, or where the next dma-buf does."""
+        if self._piece_bytes is None:
+            return layer * size
+        piece, within = divmod(layer, self._piece_bytes // size)
+        return piece * self._piece_bytes + within * size
 
 
 def _sources(cache: PagedKVCache, plan: GatherPlan) -> NDArray[np.int64]:

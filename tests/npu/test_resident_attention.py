@@ -232,7 +232,7 @@ def test_a_negative_budget_is_refused() -> None:
 def test_the_budget_is_taken_at_start_and_given_back() -> None:
     regions = []
 
-    def take(nbytes: int) -> Region:
+    def take(nbytes: int, _buffer_bytes: int) -> Region:
         regions.append(Region.anonymous(nbytes))
         return regions[-1]
 
