@@ -6,7 +6,7 @@ import mmap
 from dataclasses import replace
 from pathlib import Path
 
-from hostcache.errors import RegionError
+from hostcache.errors import RegionError, UsageError
 from hostcache.geometry import KVGeometry
 from hostcache.memory_budget import scarcest_budget
 from hostcache.scheduler_config import SchedulerConfig
@@ -31,6 +31,7 @@ def plan_geometry(
     pool_asked: int,
     ram_bytes: int,
     reserve_bytes: int,
+    resident_bytes: int = 0,
     context: int | None = None,
     context_limit: int | None = None,
 ) -> MemoryPlan:
@@ -45,15 +46,21 @@ def plan_geometry(
         pool_asked: bytes asked for the pool.
         ram_bytes: memory there is.
         reserve_bytes: of it, left to the kernel and other programs.
+        resident_bytes: in which decoding sequences stay staged, beside the buffers of launches.
         context: tokens one session must be able to hold; None asks for nothing.
         context_limit: positions the model was trained for; None if unknown.
 
     Raises:
-        UsageError: no runtime computes such heads.
+        UsageError: no runtime computes such heads, or it stages nothing and has no use for `resident_bytes`.
         DimensionTooLarge: they are beyond what the NPU's registers hold.
     """
     check_geometry(geometry, heads)
-    staging = 0 if runtime == "cpu" else arena_bytes(geometry, heads)
+    if resident_bytes and runtime == "cpu":
+        raise UsageError(
+            f"the cpu runtime stages nothing: no sequence can stay so in {resident_bytes} bytes, leave them out",
+            resident_bytes=resident_bytes,
+        )
+    staging = 0 if runtime == "cpu" else arena_bytes(geometry, heads) + resident_bytes
     return MemoryPlan(
         geometry=geometry,
         ram_bytes=ram_bytes,
@@ -77,6 +84,7 @@ def plan_model(
     ram_bytes: int,
     reserve_bytes: int,
     max_rows: int = SchedulerConfig.max_rows,
+    resident_bytes: int = 0,
     context: int | None = None,
 ) -> MemoryPlan:
     """Plan for an open model; no weight is read.
@@ -89,11 +97,12 @@ def plan_model(
         ram_bytes: memory there is.
         reserve_bytes: of it, left to the kernel and other programs.
         max_rows: most tokens of one step.
+        resident_bytes: as in `plan_geometry`.
         context: tokens one session must be able to hold; None asks for nothing.
 
     Raises:
         ModelError: the model is damaged or of a kind rockpage does not run.
-        UsageError: `activations` is not known, or no runtime computes such heads.
+        UsageError: `activations` is not known, or as in `plan_geometry`.
         MissingExtra: a tensor's type needs the `gguf` package, which is not installed.
     """
     config = ModelConfig.from_gguf(source)
@@ -106,6 +115,7 @@ def plan_model(
         pool_asked=pool_asked,
         ram_bytes=ram_bytes,
         reserve_bytes=reserve_bytes,
+        resident_bytes=resident_bytes,
         context=context,
         context_limit=config.context_length,
     )
