@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -182,7 +183,7 @@ def _take(pieces: int, piece_bytes: int, heaps: Sequence[str], directory: Path) 
             asked=pieces * piece_bytes,
             heaps=tuple(heaps),
         )
-    said = "; ".join(f"heap {name}: {error.strerror}{_free(name)}" for name, error in refused.items())
+    said = "; ".join(f"heap {name}: {error.strerror}{_why(directory / name, error)}" for name, error in refused.items())
     ways = dict.fromkeys(WAYS_OUT.get(error.errno or 0, "see the kernel's log") for error in refused.values())
     budget = scarcest_budget()
     raise RegionError(
@@ -214,8 +215,18 @@ def _allocate(heap: Path, pieces: int, piece_bytes: int) -> list[int] | OSError:
     return descriptors
 
 
-def _free(name: str) -> str:
-    """What the kernel says is left in a heap, to stand behind its refusal."""
-    field = "CmaFree" if name in CMA_HEAPS else "MemAvailable"
+def _why(heap: Path, error: OSError) -> str:
+    """What stands behind a heap's refusal: whose its node is, or what the kernel says is left in it."""
+    if error.errno == errno.EACCES:
+        return f", {heap} is {stat.S_IMODE(heap.stat().st_mode):04o} {_owner(heap)}"
+    field = "CmaFree" if heap.name in CMA_HEAPS else "MemAvailable"
     nbytes = meminfo_bytes(field)
     return "" if nbytes is None else f", {field} {nbytes / 2**20:.1f} MiB"
+
+
+def _owner(node: Path) -> str:
+    try:
+        return f"{node.owner()}:{node.group()}"
+    except KeyError:  # without names, as in a container
+        found = node.stat()
+        return f"{found.st_uid}:{found.st_gid}"
