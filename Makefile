@@ -46,7 +46,7 @@ test-vendor: $(VENV)/.tests .venv-rknn
 # Against the real udev library, which umockdev shows made-up boards.
 test-udev: $(VENV)/.tests
 	@command -v umockdev-run > /dev/null \
-	  || { test "$$(id -u)" = 0 && apt-get -qq update && apt-get -qq install --no-install-recommends umockdev; } \
+	  || { test "$$(id -u)" = 0 && apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends umockdev; } \
 	  || { echo "test-udev needs umockdev: sudo apt-get install umockdev"; exit 1; }
 	$(BIN)/python -m pytest -m umockdev tests/board
 
