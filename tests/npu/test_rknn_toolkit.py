@@ -74,7 +74,7 @@ def test_version_and_a_file(toolkit: RknnToolkit, tmp_path: Path) -> None:
     assert (tmp_path / "out.rknn").read_text() == "fine"
     assert "I rknn building ..." in said
     assert "for [[[1, 2], [3, 4]]]" in said
-    assert "fine" not in toolkit.compile(job("another"))  # each call its own words
+    assert toolkit.compile(job("another")).count("I rknn building ...") == 1  # each call its own words
 
 
 def test_nothing_is_left_where_the_user_works(
@@ -167,9 +167,10 @@ def test_an_interrupt_ends_the_worker_so_that_no_late_answer_is_believed(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt  # as a signal would while an answer is awaited
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(select, "select", interrupted)
-        doomed.compile(job("hang"))
+        with pytest.raises(KeyboardInterrupt):
+            doomed.compile(job("hang"))
     with pytest.raises(DeviceError, match="SIGKILL"):
         doomed.compile(job("fine"))
 
