@@ -97,7 +97,8 @@ def memory_cgroups(root: Path = Path("/")) -> Iterator[tuple[str, Path]]:
     """
     version_1, version_2 = None, None
     for line in _lines(root / "proc/self/cgroup"):
-        number, controllers, path = line.split(":", 2)
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
             version_1 = path
         elif number == "0":

@@ -603,6 +603,41 @@ DOCTOR = [
         ("a chip without graphs is asked for the vendor's software", "if case.board.runs_graphs:", "if case.board.is_board:"),
     ),
     *group(
+        "npu/selftest.py",
+        "npu/test_selftest.py",
+        ("mainline's driver will do", 'npu is not None and npu.driver == "rknpu":', "npu is not None:"),
+        ("what the doctor finds unusable is no failure", 'failed = npu is not None and', 'failed = npu is None and'),
+    ),
+    *group(
+        "npu/selftest_launches.py",
+        "npu/test_selftest.py",
+        ("what is no number passes", "wrong = ~(differences <= LARGEST_ERROR)", "wrong = differences > LARGEST_ERROR"),
+        ("only the first core is tried", "(*(0,) * _TIMED, *range(1, bench.device.cores))", "(0,) * _TIMED"),
+        ("a library that takes priority is not noticed", "if now < before:", "if now < before - 40:"),
+    ),
+    *group(
+        "npu/selftest_oracle.py",
+        "npu/test_selftest_bench.py",
+        ("a row sees the token behind it", ">= seen[:, np.newaxis, np.newaxis]", "> seen[:, np.newaxis, np.newaxis]"),
+    ),
+    *group(
+        "npu/selftest_tokens.py",
+        "npu/test_selftest.py",
+        ("a token that is far behind will do", '"proved" if gap <= NEAR_TIE else "failed"', '"proved"'),
+        ("tokens that no NPU computed prove something", "if on_device.trouble or not on_device.launches:", "if on_device.trouble:"),
+    ),
+    *group(
+        "npu/selftest_residency.py",
+        "npu/test_selftest_residency.py",
+        ("copies that never grow prove something", "if cores.failures or not counts.grown:", "if cores.failures:"),
+    ),
+    *group(
+        "npu/selftest_report.py",
+        "npu/test_selftest.py",
+        ("a report tells whose folder it was", "details=tuple(map(anonymous, self.details))", "details=self.details"),
+        ("what did not run is proved", 'return "incomplete" if any(', 'return "proved" if any('),
+    ),
+    *group(
         "npu/doctor_access.py",
         "npu/test_doctor_access.py",
         ("a stale node is the driver's", 'if npu is None or npu.form != "misc":', "if npu is None:"),
@@ -619,7 +654,8 @@ DOCTOR = [
     *group(
         "npu/doctor_memory.py",
         "npu/test_doctor_memory.py",
-        ("a parent group's limit is passed over", "path = posixpath.dirname(path)", "break"),
+        ("a parent group's limit is passed over", "min(limited, key=lambda budget: budget.available)", "limited[0]"),
+        ("what a group's others use counts as left", "and scarcest.available < case.plan", "and scarcest.limit < case.plan"),
         ("contiguous memory matters behind an IOMMU", "if npu is None or npu.iommu:", "if npu is None:"),
         ("all of the machine's memory counts as available", "for field in (\"MemAvailable\", \"MemTotal\")", "for field in (\"MemTotal\", \"MemTotal\")"),
     ),

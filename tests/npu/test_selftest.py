@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -145,14 +146,14 @@ def test_two_cores_are_two(board: Board, subject: Subject, tmp_path: Path, monke
 # --- what is wrong is said --------------------------------------------------------------------------------------------
 
 
-def wrong_on(monkeypatch: pytest.MonkeyPatch, core: int, rows: int | None = None) -> None:
-    """Let a core's first row be off by a hundredth, in all launches or those of one graph; its canary is right."""
+def wrong_on(monkeypatch: pytest.MonkeyPatch, core: int, rows: int | None = None, by: float = 0.01) -> None:
+    """Let a core's first row be off, in all launches or in those of one graph; its canary is right."""
     right = RknnLiteDevice._run
 
     def run(device: RknnLiteDevice, context: LiteContext, job: AttentionJob, its_core: int) -> None:
         right(device, context, job, its_core)
         if its_core == core and rows in (None, job.out.shape[1]):
-            job.out[:, 0] += np.float16(0.01)
+            job.out[:, 0] += np.float16(by)
 
     monkeypatch.setattr(RknnLiteDevice, "_run", run)
 
@@ -181,6 +182,16 @@ def test_wrong_numbers_of_one_graph_fail_its_launches_alone(
     wrong_on(monkeypatch, core=0, rows=36)
     details = steps_of(selftest(subject, machine=machine))["launches"].details
     assert {line.split()[0] for line in details if "FAILED" in line} == {"prefill16"}
+
+
+def test_what_is_no_number_is_wrong(
+    board: Board, machine: TreeMachine, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong_on(monkeypatch, core=1, by=np.nan)
+    report = selftest(subject, machine=machine)
+    assert [step.name for step in report.steps if step.status == "failed"] == ["launches", "cores at once"]
+    assert "is nan in place of" in steps_of(report)["cores at once"].found
+    json.dumps(report.as_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +312,11 @@ def test_a_report_tells_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "home", lambda: Path("/home/ada"))
     monkeypatch.setattr("os.uname", lambda: type("Names", (), {"nodename": "workshop-7"}))
     text = "no /home/ada/npu/m.rknn, /home/adam, ada:ada on workshop-7; adaptive, workshop-70, root:render"
-    assert anonymous(text) == "no ~/npu/m.rknn, /home/adam, USER:USER on HOST; adaptive, workshop-70, root:render"
+    told = "no ~/npu/m.rknn, /home/adam, USER:USER on HOST; adaptive, workshop-70, root:render"
+    assert anonymous(text) == told
+    assert Step("graphs", "failed", text, details=(text,)).without_names() == Step(
+        "graphs", "failed", told, details=(told,)
+    )
 
 
 def test_root_and_numbers_are_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
