@@ -122,7 +122,13 @@ def plan_model(
 
 
 def require_memory(
-    source: ModelSource, activations: Activations, *, runtime: str, pool_bytes: int, max_rows: int
+    source: ModelSource,
+    activations: Activations,
+    *,
+    runtime: str,
+    pool_bytes: int,
+    max_rows: int,
+    weights_bytes: int | None = None,
 ) -> None:
     """Refuse a load for which memory is not there, before any is taken: later the kernel would end the process.
 
@@ -132,6 +138,7 @@ def require_memory(
         runtime: that is to be opened; `"auto"` opens the CPU's.
         pool_bytes: asked for the pool.
         max_rows: most tokens of one step.
+        weights_bytes: of weights that a board's NPU is to hold, in the same memory; None: those of the CPU.
 
     Raises:
         RegionError: this machine, or a cgroup that the process is in, has less left than the plan calls for.
@@ -151,6 +158,8 @@ def require_memory(
     )
     loaded = min(_resident_bytes(), LIBRARIES_BYTES)  # of what the plan counts, already there
     plan = replace(plan, ram_bytes=budget.available + loaded)
+    if weights_bytes is not None:
+        plan = replace(plan, weights_bytes=weights_bytes)
     if plan.needed_bytes > plan.ram_bytes:
         raise RegionError(
             f"{source.path} does not fit into the memory of {budget.owner}: {plan.obstacles()[0]}; "

@@ -47,6 +47,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="attention: auto, cpu, emulated, simulator, rknnlite (default: %(default)s)",
     )
     group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for rknnlite")
+    group.add_argument("--dense", metavar="DIR", help="from rockpage export dense, for a board's NPU")
     group.add_argument(
         "--placement",
         choices=("device", "cost"),
@@ -194,6 +195,7 @@ def open_engine(args: argparse.Namespace) -> Engine:
         runtime=args.runtime,
         rounding=args.emulate_rounding,
         graphs=args.graphs,
+        dense=args.dense,
         placement=args.placement,
         resident_bytes=args.resident,
         activations=args.activations,

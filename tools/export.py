@@ -72,7 +72,10 @@ def add_parser(subparsers: Subparsers) -> None:
         help="w8a8 is int8 but for the residual stream, the MLP's output and the head (default: fp16)",
     )
     dense.add_argument(
-        "--rows", type=parse_counts, metavar="N,N,..", help="tokens of a step (default: 1,16,64; w8a8 takes one, 16)"
+        "--rows",
+        type=parse_counts,
+        metavar="N,N,..",
+        help="of a launch, one of them its proof (default: 4,16,64; w8a8: 16)",
     )
     dense.add_argument("--calibration", metavar="FILE", help="text that w8a8 is fitted to (default: the demo's)")
 

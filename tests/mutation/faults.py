@@ -482,6 +482,37 @@ BOARD = [
         ("work that was withdrawn runs", "if future.set_running_or_notify_cancel():", "if future.set_running_or_notify_cancel() or True:"),
         ("a failed job is taken for one that worked", "future.set_exception(error)", "future.set_result(None)"),
     ),
+    *group(
+        "npu/dense_probe.py",
+        "npu/test_dense_probe.py",
+        ("what as many rows answered is asked again", "self._answered = self._answered_by[rows] = number", "self._answered = number"),
+        ("an answer that is no number passes", "if not np.linalg.norm(got - want) <= reach]", "if np.linalg.norm(got - want) > reach]"),
+        ("a segment may answer alike", "((self._reach > 0) &", "((self._reach >= 0) &"),
+    ),
+    *group(
+        "npu/rknnlite_segments.py",
+        "npu/test_rknnlite_segments.py",
+        ("a segment's result is not proven", "        segment.probe.check(number, rows, [output[-1] for output in outputs])\n", ""),
+        ("the proof's row is handed out as a token's", "return [output[:-PROBE_ROWS] for output in outputs]", "return list(outputs)"),
+        ("segments stay on the NPU", "segment.context.release()", "pass"),
+        ("a run is given up and the next one queued", "if self._running is not None and not futures.wait([self._running], self._seconds).done:", "if False:"),
+    ),
+    *group(
+        "npu/dense_folder.py",
+        "npu/test_rknnlite_segments.py",
+        ("another model's segments are taken", "if self.manifest.model_sha256 != self._fingerprint:", "if False:"),
+        ("fp16 and int8 segments share KV", '"/".join((runner.numerics, *host))', '"/".join(host)'),
+    ),
+    *group(
+        "npu/engine.py",
+        "npu/test_rknnlite_segments.py",
+        ("a closed engine keeps the NPU", "        self._runner.close()\n", ""),
+    ),
+    *group(
+        "npu/stepper.py",
+        "npu/test_rknnlite_segments.py",
+        ("a failed step keeps what it took", "                self._scheduler.rollback(plan)\n", ""),
+    ),
 ]
 
 WEIGHTS_CACHE = [
