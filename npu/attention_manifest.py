@@ -110,6 +110,11 @@ class AttentionManifest:
         """The graph of a tile."""
         return AttentionGraph(self.kv_heads, self.group, self.head_dim, tile)
 
+    @property
+    def npu_bytes(self) -> int:
+        """NPU memory of one core that holds all graphs."""
+        return sum(file.rknn.nbytes + file.internal_bytes for file in self.files)
+
     def graph_files(self) -> Iterator[GraphFile]:
         """Every .rknn file."""
         return (file.rknn for file in self.files)

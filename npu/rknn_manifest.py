@@ -21,10 +21,13 @@ from .json_data import from_json
 from .rknn_cache import Compiled, file_sha256
 from .whole_file import replace_file
 
-__all__ = ["MANIFEST_FILE", "GraphFile", "Manifest", "claim_folder", "read_manifest", "write_manifest"]
+__all__ = ["DOMAIN_BYTES", "MANIFEST_FILE", "GraphFile", "Manifest", "claim_folder", "read_manifest", "write_manifest"]
 
 MANIFEST_FILE = "manifest.json"
 """In the folder of an export."""
+
+DOMAIN_BYTES = 4 << 30
+"""What one IOMMU domain of the NPU can address (32-bit IOVA); the vendor's Python runtime uses one domain."""
 
 _FORMAT = 1  # raise it when a field changes its meaning
 _DIGITS = 12
@@ -63,6 +66,10 @@ class Manifest(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     holds: ClassVar[str]
 
+    @property
+    def npu_bytes(self) -> int:
+        """NPU memory of one core that holds all graphs: files, and what their largest shapes need in between."""
+
     def graph_files(self) -> Iterable[GraphFile]:
         """Every .rknn file."""
 
@@ -89,6 +96,7 @@ def read_manifest(kind: type[_Manifest], folder: Path) -> _Manifest:
     if value is None:
         raise UsageError(f"{path} is not there: rockpage export {kind.holds} writes it", path=str(path))
     version, holds = value.pop("format", None), value.pop("holds", None)
+    value.pop("npu", None)  # follows from the rest
     if version != _FORMAT:
         raise _bad(path, f"it has format {version!r:.20}, this version of rockpage reads {_FORMAT}")
     if holds != kind.holds:
@@ -131,7 +139,8 @@ def write_manifest(folder: Path, manifest: Manifest, sources: Mapping[str, Path]
     """
     for name, source in sources.items():
         _place(source, folder / name)
-    content = {"format": _FORMAT, "holds": manifest.holds, **asdict(manifest)}
+    memory = {"bytes": manifest.npu_bytes, "domain_bytes": DOMAIN_BYTES}
+    content = {"format": _FORMAT, "holds": manifest.holds, "npu": memory, **asdict(manifest)}
     replace_file(folder / MANIFEST_FILE, json.dumps(content, indent=1).encode(), mode=0o666)
     for stray in folder.glob("*.rknn"):  # of an older manifest
         if stray.name not in sources:

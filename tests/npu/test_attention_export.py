@@ -121,6 +121,9 @@ def test_what_the_manifest_says_to_other_readers(tmp_path: Path) -> None:
         "canary_tokens": 1,
     }
     assert content["files"][0]["launches"][0]["table"]["layers"][0]["op"] == "exSDPAttention"
+    # Of each graph its text, and as the stand-in says one KiB a head of its largest launch: six heads, and three.
+    texts = sum(len(f"compiled {kind}") for kind in ("decode", "prefill16", "prefill64"))
+    assert content["npu"] == {"bytes": texts + (6 + 3 + 3) * 1024, "domain_bytes": 4 << 30}
 
 
 def test_what_was_compiled_is_not_compiled_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from npu.attention_manifest import AttentionManifest
 from npu.dense_manifest import DenseManifest
-from npu.rknn_manifest import read_manifest
+from npu.rknn_manifest import MANIFEST_FILE, read_manifest
 from tests.npu.tiny import write_tiny_llama
 from tests.tools.command_line import run_here
 
@@ -45,3 +45,5 @@ def test_a_models_dense_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (answer["precision"], answer["npu_bytes"]) == (precision, manifest.npu_bytes)
     files = sum((out / segment["file"]).stat().st_size for segment in answer["segments"])
     assert 0 < files < answer["npu_bytes"] < answer["domain_bytes"] == 4 << 30
+    written = json.loads((out / MANIFEST_FILE).read_text())
+    assert written["npu"] == {"bytes": answer["npu_bytes"], "domain_bytes": 4 << 30}
