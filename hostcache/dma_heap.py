@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import stat
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -90,6 +91,9 @@ class HeapRegion(Region):
                 )
         self.piece_bytes = nbytes // pieces
         self.heap, self._descriptors = _take(pieces, self.piece_bytes, heaps, directory)
+        # Where close() fails since an error's frames hold views, the memory goes with them, and these with the region.
+        self._close_descriptors = weakref.finalize(self, _close_all, self._descriptors)
+        self._close_descriptors.atexit = False
         try:
             super().__init__("dma heap", nbytes, map_memory(nbytes))
             base = self.buffer.__array_interface__["data"][0]
@@ -140,13 +144,17 @@ class HeapRegion(Region):
             for index in touched:
                 call(self._descriptors[index])
         except OSError as error:
-            raise DeviceError(
-                f"DMA_BUF_IOCTL_SYNC of pieces {touched} from heap {self.heap} said: {error}; "
-                "close the region and take a new one",
-                heap=self.heap,
-                pieces=touched,
-                errno=error.errno,
-            ) from error
+            said, code = str(error), error.errno
+        else:
+            return
+        # Outside of the handler: the kernel's error would keep its frames alive, and with them callers' views.
+        raise DeviceError(
+            f"DMA_BUF_IOCTL_SYNC of pieces {touched} from heap {self.heap} said: {said}; close the region and take a "
+            "new one",
+            heap=self.heap,
+            pieces=touched,
+            errno=code,
+        )
 
     def _touched(self, offset: int, nbytes: int) -> range:
         """Indices of the pieces that hold `nbytes` at `offset`."""
@@ -160,9 +168,10 @@ class HeapRegion(Region):
             )
         return range(offset // self.piece_bytes, -(-(offset + nbytes) // self.piece_bytes))
 
-    def _close_descriptors(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def _take(pieces: int, piece_bytes: int, heaps: Sequence[str], directory: Path) -> tuple[str, list[int]]:

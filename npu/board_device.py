@@ -18,7 +18,7 @@ from .core_worker import CoreWorker
 from .device import AttentionJob
 from .device_lock import DeviceLock
 
-__all__ = ["CORES", "JOB_SECONDS", "NPU", "BoardContext", "BoardDevice", "BoardRun"]
+__all__ = ["CORES", "JOB_SECONDS", "NPU", "BoardContext", "BoardDevice", "BoardRun", "require_cores"]
 
 CORES = 3
 """Of an RK3588's NPU; an RK3583's has two."""
@@ -76,8 +76,7 @@ class BoardDevice(Generic[_Context]):
     name: str
 
     def __init__(self, graphs: BoardGraphs, cores: int, seconds: float) -> None:
-        if cores < 1:
-            raise UsageError(f"a device needs at least one core, got {cores}", cores=cores)
+        require_cores(cores)
         self.buckets, self.batches = graphs.buckets, graphs.batches
         self.cores = cores
         self._seconds = seconds
@@ -86,6 +85,7 @@ class BoardDevice(Generic[_Context]):
         self._running_lock = threading.Lock()
         self._contexts: list[dict[tuple[int, bool], _Context]] = []  # by core; by rows, and whether there is a mask
         self._workers: list[CoreWorker] = []
+        self._stuck = False  # when closed, whether some core still worked
         self._lock = DeviceLock(NPU)
         try:
             for core in range(cores):
@@ -133,10 +133,10 @@ class BoardDevice(Generic[_Context]):
             for core, of_core in enumerate(contexts):
                 if core < len(workers) and not workers[core].stopped(self._seconds):
                     _log.error("NPU core %d still works on a job: its memory stays until this process ends", core)
+                    self._stuck = True
                     continue
                 for context in of_core.values():
                     context.release()
-                self._core_closed(core)
         self._lock.release()
 
     def _open(self, graph: Path, core: int) -> _Context:
@@ -150,15 +150,22 @@ class BoardDevice(Generic[_Context]):
     def _idle(self) -> None:
         """Called, in whatever thread, when no run is left in flight."""
 
-    def _core_closed(self, core: int) -> None:
-        """Called when nothing works for a core any more, nor ever will."""
-
     def _ended(self, _: futures.Future[None]) -> None:
         with self._running_lock:
             self._running -= 1
             alone = not self._running
         if alone:
             self._idle()
+
+
+def require_cores(cores: int) -> None:
+    """Do nothing if there are any.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if cores < 1:
+        raise UsageError(f"a device needs at least one core, got {cores}", cores=cores)
 
 
 class BoardRun:

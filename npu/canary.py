@@ -77,7 +77,8 @@ class Canary:
         Raises:
             DeviceError: some head's answer is not the nonce.
         """
-        wrong = np.abs(out[:, -1].astype(np.float32) - self.nonce) > _TOLERANCE
+        with np.errstate(invalid="ignore"):  # it may be anything
+            wrong = np.abs(out[:, -1].astype(np.float32) - self.nonce) > _TOLERANCE
         stale = int(np.count_nonzero((wrong | np.isnan(out[:, -1])).any(axis=1)))
         if stale:
             raise DeviceError(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hostcache.errors import DeviceError
 
-__all__ = ["code_name", "likely_cause", "require_content"]
+__all__ = ["call_error", "code_name", "require_content"]
 
 _CODES = {
     -1: "RKNN_ERR_FAIL",
@@ -48,9 +48,19 @@ def code_name(code: int) -> str:
     return _CODES.get(code, "")
 
 
-def likely_cause(said: str) -> str:
-    """What the vendor's words, or the name of a call that failed, hint at; empty if nothing."""
-    return next((cause for words, cause in _CAUSES if words in said), "")
+def call_error(where: str, call: str, outcome: str, said: str) -> DeviceError:
+    """The error for a call that failed.
+
+    Args:
+        where: the graph and the core.
+        call: of the vendor's.
+        outcome: what came of it.
+        said: the vendor's words, if any.
+    """
+    words = f"{call} failed: {said}"
+    cause = next((cause for hint, cause in _CAUSES if hint in words), "")
+    reasons = "; ".join(filter(None, (said, cause))) or "nothing was said about it"
+    return DeviceError(f"{where}: {call} {outcome}: {reasons}", call=call, outcome=outcome)
 
 
 def require_content(graph: Path) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hostcache.errors import DeviceError, MissingExtra
 
 from .niceness import kept_niceness
-from .rknn_errors import code_name, likely_cause, require_content
+from .rknn_errors import call_error, code_name, require_content
 
 __all__ = ["LiteContext"]
 
@@ -138,8 +138,7 @@ class LiteContext:
         raise self._error(name, "failed", said)
 
     def _error(self, call: str, outcome: str, said: str) -> DeviceError:
-        reasons = "; ".join(filter(None, (said, likely_cause(said)))) or "nothing was said about it"
-        return DeviceError(f"{self._where}: {call} {outcome}: {reasons}", call=call, outcome=outcome)
+        return call_error(self._where, call, outcome, said)
 
 
 class _Words:
