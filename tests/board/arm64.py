@@ -38,6 +38,7 @@ TESTS = (
     "tests/board/test_arm64_start.py",
     "tests/board/test_arm64_faults.py",
     "tests/board/test_arm64_engine.py",
+    "tests/board/test_arm64_rknnrt.py",
     "tests/hostcache/test_kv_kernel.py",
     "tests/staging/test_gather_kernel.py",
     "tests/npu/test_cpu_attention.py",
