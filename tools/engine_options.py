@@ -41,12 +41,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add_model_option(group)
     group.add_argument(
         "--runtime",
-        choices=("auto", "cpu", "emulated", "simulator", "rknnlite"),
+        choices=("auto", "cpu", "emulated", "simulator", "rknnlite", "rknnrt"),
         default="auto",
         metavar="NAME",
-        help="attention: auto, cpu, emulated, simulator, rknnlite (default: %(default)s)",
+        help="attention: auto, cpu, emulated, simulator, rknnlite, rknnrt (default: %(default)s)",
     )
-    group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for rknnlite")
+    group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for a board's NPU")
     group.add_argument("--dense", metavar="DIR", help="from rockpage export dense, for a board's NPU")
     group.add_argument(
         "--placement",
