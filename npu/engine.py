@@ -150,9 +150,14 @@ class Engine:
                 prefill_chunk=min(prefill_chunk, max_rows),
             )
             segments = None if dense is None else DenseFolder(dense, source, cache_dir=cache_dir)
-            weights = None if segments is None else segments.manifest.npu_bytes
             require_memory(
-                source, activations, runtime=runtime, pool_bytes=pool_bytes, max_rows=max_rows, weights_bytes=weights
+                source,
+                activations,
+                runtime=runtime,
+                pool_bytes=pool_bytes,
+                max_rows=max_rows,
+                weights_bytes=None if segments is None else segments.manifest.npu_bytes,
+                resident_bytes=resident_bytes,
             )
             tokenizer, template = tokenizer_of(source), template_of(source)
             decoder: DenseModel = (

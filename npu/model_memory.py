@@ -129,6 +129,7 @@ def require_memory(
     pool_bytes: int,
     max_rows: int,
     weights_bytes: int | None = None,
+    resident_bytes: int = 0,
 ) -> None:
     """Refuse a load for which memory is not there, before any is taken: later the kernel would end the process.
 
@@ -139,6 +140,8 @@ def require_memory(
         pool_bytes: asked for the pool.
         max_rows: most tokens of one step.
         weights_bytes: of weights that a board's NPU is to hold, in the same memory; None: those of the CPU.
+        resident_bytes: in which decoding sequences are to stay staged; the CPU's runtime, which stages none, says so
+            itself.
 
     Raises:
         RegionError: this machine, or a cgroup that the process is in, has less left than the plan calls for.
@@ -147,14 +150,16 @@ def require_memory(
     budget = scarcest_budget()
     if budget is None:  # the pool's pages are touched at start, and will tell
         return
+    stages = runtime not in ("auto", "cpu")
     plan = plan_model(
         source,
         activations,
-        runtime="cpu" if runtime == "auto" else runtime,
+        runtime=runtime if stages else "cpu",
         pool_asked=pool_bytes,
         ram_bytes=budget.available,
         reserve_bytes=0,
         max_rows=max_rows,
+        resident_bytes=resident_bytes if stages else 0,
     )
     loaded = min(_resident_bytes(), LIBRARIES_BYTES)  # of what the plan counts, already there
     plan = replace(plan, ram_bytes=budget.available + loaded)

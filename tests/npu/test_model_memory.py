@@ -109,6 +109,21 @@ def test_the_engine_refuses_before_it_takes_anything(
     assert not (tmp_path / "cache").exists()  # no weight was repacked
 
 
+def test_what_is_to_stay_staged_must_be_there_too(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(runtime: str) -> None:
+        Engine.load(model, runtime=runtime, pool_bytes=POOL_BYTES, resident_bytes=8 * MIB, cache_dir=tmp_path).close()
+
+    # The emulated NPU has as much again of its own.
+    enough = WEIGHTS_BYTES + RUNTIME_BYTES + POOL_BYTES + 2 * (ARENA_BYTES + 8 * MIB) - LOADED
+    left(monkeypatch, enough - 1)
+    with pytest.raises(RegionError, match="does not fit"):
+        load("emulated")
+    left(monkeypatch, enough)
+    load("emulated")
+    with pytest.raises(UsageError, match="the cpu runtime stages nothing"):
+        load("cpu")
+
+
 def test_where_the_kernel_does_not_say_what_is_left_a_model_is_loaded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
