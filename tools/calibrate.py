@@ -36,12 +36,12 @@ def add_parser(subparsers: Subparsers) -> None:
     add_model_option(parser)
     parser.add_argument(
         "--runtime",
-        choices=("rknnlite", "emulated"),
+        choices=("rknnlite", "rknnrt", "emulated"),
         default="rknnlite",
         help="what to measure beside the CPU; measuring the emulated NPU only shows that it works"
         " (default: %(default)s)",
     )
-    parser.add_argument("--graphs", metavar="DIR", help="for rknnlite: what rockpage export attention --out DIR wrote")
+    parser.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for a board's NPU")
     add_threads_option(parser)
 
 
