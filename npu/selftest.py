@@ -11,45 +11,32 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hostcache.errors import DeviceError, RockpageError, UsageError
 from hostcache.geometry import KVGeometry
-from staging import DEFAULT_BUCKETS
 
 from .attention_manifest import AttentionManifest
 from .board import Npu
+from .board_device import BoardDevice
 from .doctor import Diagnosis, diagnose
 from .doctor_vendor import find_library
-from .emulated_device import EmulatedDevice
-from .launch import BATCHES
 from .machine import Machine
 from .model import ModelConfig
 from .rknn_manifest import read_manifest
-from .rknnlite_device import RknnLiteDevice
 from .selftest_bench import Bench
 from .selftest_heaps import heaps
-from .selftest_launches import at_once, faults, launches, lowest_niceness, old_results, priority
-from .selftest_report import Report, Step
+from .selftest_launches import lowest_niceness, priority
+from .selftest_report import Report, Step, StepStatus
 from .selftest_residency import residency
 from .selftest_tokens import same_tokens
+from .selftest_ways import EMULATED, ON_A_BOARD, Heads, Way, open_bench
 from .source import open_model
 
 __all__ = ["Subject", "selftest"]
-
-EMULATED_CORES = 3
-"""As many as an RK3588 has."""
-
-OVER_A_BENCH: dict[str, Callable[[Bench], Step]] = {
-    "launches": launches,
-    "cores at once": at_once,
-    "old results": old_results,
-    "faults": faults,
-}
-"""Steps that launch attention, by name."""
 
 
 @dataclass(frozen=True)
@@ -121,85 +108,62 @@ def _require_npu(diagnosis: Diagnosis) -> Npu:
     )
 
 
-@dataclass(frozen=True)
-class _Heads:
-    """What attention is tried with: heads of the cache, and of the query."""
-
-    geometry: KVGeometry
-    query: int
-
-
-def _heads(subject: Subject, manifest: AttentionManifest | None) -> _Heads | None:
+def _heads(subject: Subject, manifest: AttentionManifest | None) -> Heads | None:
     """The graphs', or for the emulated NPU the model's; None for a board without graphs."""
     if manifest is not None:
-        return _Heads(KVGeometry(1, manifest.kv_heads, manifest.head_dim), manifest.kv_heads * manifest.group)
+        return Heads(KVGeometry(1, manifest.kv_heads, manifest.head_dim), manifest.kv_heads * manifest.group)
     if subject.board:
         return None
     with open_model(subject.model()) as source:
         config = ModelConfig.from_gguf(source)
-    return _Heads(config.geometry, config.heads)
+    return Heads(config.geometry, config.heads)
 
 
 def _steps(
-    subject: Subject, machine: Machine, diagnosis: Diagnosis, npu: Npu | None, heads: _Heads | None
+    subject: Subject, machine: Machine, diagnosis: Diagnosis, npu: Npu | None, heads: Heads | None
 ) -> Iterator[Step]:
-    runtime, reading_in_place = ("emulated", "emulated") if npu is None else ("rknnlite", "rknnrt")
+    runtime, in_place = ("emulated", "emulated") if npu is None else ("rknnlite", "rknnrt")
     yield _doctor(diagnosis, npu)
     yield _guarded("heaps", lambda: heaps(diagnosis.board.heaps, machine.path("/dev/dma_heap")))
+    for way in EMULATED if npu is None else ON_A_BOARD:
+        if heads is None:
+            why = (
+                "there are no graphs: rockpage export attention MODEL --out DIR on an x86-64 machine, --graphs DIR here"
+            )
+            yield from _untried(way, "not run", why)
+        else:
+            yield from _over_a_bench(way, partial(open_bench, way, npu, subject.graphs, heads))
     if heads is None:
-        why = "there are no graphs: rockpage export attention MODEL --out DIR on an x86-64 machine, --graphs DIR here"
-        for name in ("graphs", *OVER_A_BENCH, "priority", "residency", "tokens"):
-            yield Step(name, "not run", why)
+        yield Step("residency", "not run", "there are no graphs, see above", needed=False)
+        yield Step("tokens", "not run", "there are no graphs, see above")
         return
-    yield from _launching_steps(subject, npu, heads)
-    yield _guarded("residency", lambda: residency(reading_in_place, heads.geometry, heads.query, subject.graphs))
+    yield _guarded("residency", lambda: residency(in_place, heads.geometry, heads.query, subject.graphs))
     yield _guarded("tokens", lambda: same_tokens(subject.model(), runtime, subject.graphs, subject.threads))
 
 
-def _launching_steps(subject: Subject, npu: Npu | None, heads: _Heads) -> Iterator[Step]:
-    """Those over a bench, which is there for as long as they take: a device belongs to one at a time."""
+def _over_a_bench(way: Way, open_it: Callable[[], Bench]) -> Iterator[Step]:
+    """The steps of one way to the NPU; a device belongs to one at a time, so the bench is closed behind them."""
     niceness = lowest_niceness()
     began = time.perf_counter()
     try:
-        bench = _open_bench(subject, npu, heads)
+        bench = open_it()
     except (RockpageError, OSError) as error:
-        yield Step("graphs", "failed", str(error))
-        for name in (*OVER_A_BENCH, "priority"):
-            yield Step(name, "not run", "the NPU could not be opened, see graphs")
+        yield from _untried(way, "failed" if way.needed else "not run", str(error))
         return
     try:
-        yield _graphs(bench, time.perf_counter() - began)
-        for name, step in OVER_A_BENCH.items():
-            yield _guarded(name, partial(step, bench))
-        yield priority(niceness)
+        yield _graphs(f"graphs{way.suffix}", bench, time.perf_counter() - began)
+        for name, step in way.steps.items():
+            yield replace(_guarded(name, partial(step, bench)), name=f"{name}{way.suffix}")
+        yield replace(priority(niceness), name=f"priority{way.suffix}")
     finally:
         bench.close()
 
 
-def _open_bench(subject: Subject, npu: Npu | None, heads: _Heads) -> Bench:
-    geometry = heads.geometry
-    if npu is None or subject.graphs is None:
-        return Bench(
-            geometry,
-            heads.query,
-            lambda memory: EmulatedDevice(memory, cores=EMULATED_CORES),
-            buckets=DEFAULT_BUCKETS,
-            batches=BATCHES,
-            cores=EMULATED_CORES,
-        )
-    device = RknnLiteDevice(subject.graphs, geometry.kv_heads, heads.query, geometry.head_dim, cores=npu.cores)
-    try:
-        return Bench(
-            geometry,
-            heads.query,
-            lambda _memory: device,
-            buckets=device.buckets,
-            batches=device.batches,
-            cores=device.cores,
-        )
-    except BaseException:
-        device.close()
-        raise
+def _untried(way: Way, status: StepStatus, why: str) -> Iterator[Step]:
+    """The steps of a way that there is not."""
+    yield Step(f"graphs{way.suffix}", status, why, needed=way.needed)
+    for name in (*way.steps, "priority"):
+        yield Step(f"{name}{way.suffix}", "not run", f"see graphs{way.suffix}", needed=way.needed)
 
 
 def _doctor(diagnosis: Diagnosis, npu: Npu | None) -> Step:
@@ -211,12 +175,13 @@ def _doctor(diagnosis: Diagnosis, npu: Npu | None) -> Step:
     return Step("doctor", "failed" if failed else "proved", found, details=details)
 
 
-def _graphs(bench: Bench, seconds: float) -> Step:
+def _graphs(name: str, bench: Bench, seconds: float) -> Step:
     device = bench.device
-    if not isinstance(device, RknnLiteDevice):
-        return Step("graphs", "not run", "the emulated NPU takes any shape, and needs none", needed=False)
+    if not isinstance(device, BoardDevice):
+        return Step(name, "not run", "the emulated NPU takes any shape, and needs none", needed=False)
     figures = {"seconds": seconds, "numerics": device.numerics, "driver": device.driver}
-    return Step("graphs", "proved", f"loaded for each of {device.cores} cores, in {seconds:.1f} s", figures)
+    found = f"loaded by {device.name} for each of {device.cores} cores, in {seconds:.1f} s"
+    return Step(name, "proved", found, figures)
 
 
 def _guarded(name: str, step: Callable[[], Step]) -> Step:

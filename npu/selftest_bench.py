@@ -29,6 +29,10 @@ _LARGEST = 2.0
 """Of the noise in K and V: up to here the result's own rounding costs 2^-11 at most."""
 
 
+def _ordinary_memory(nbytes: int, _buffer_bytes: int) -> Region:
+    return Region.anonymous(nbytes)
+
+
 @dataclass(frozen=True)
 class LaunchShape:
     """A launch that graphs were compiled for.
@@ -69,6 +73,7 @@ class Bench:
         buckets: tokens that graphs are there for.
         batches: sequences of a decode launch that graphs are there for.
         cores: of the device.
+        take: where the arena's memory comes from, by its size in bytes and those of each buffer.
 
     Attributes:
         device: as made.
@@ -88,6 +93,7 @@ class Bench:
         buckets: Sequence[int],
         batches: Sequence[int],
         cores: int,
+        take: Callable[[int, int], Region] = _ordinary_memory,
     ) -> None:
         geometry = replace(geometry, layers=1)
         self.heads = heads
@@ -99,12 +105,15 @@ class Bench:
         self.cache.pool.allocate(self.cache.blocks)
         _fill_with_noise(self.cache, self._random)
         sizes = LaunchPlanner(geometry, self.cache.blocks, heads, self._buckets, batches=batches)
-        region = Region.anonymous(StagingArena.bytes_for(cores, sizes.buffer_bytes))
+        nbytes = StagingArena.bytes_for(cores, sizes.buffer_bytes)
+        region = None
         try:
+            region = take(nbytes, nbytes // cores)
             self.device = open_device(region.buffer)
         except BaseException:
             with contextlib.suppress(RegionError):  # the error's frames may hold views; the memory goes with them
-                region.close()
+                if region is not None:
+                    region.close()
             self.cache.close()
             raise
         self._planner = LaunchPlanner(

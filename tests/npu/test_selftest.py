@@ -30,18 +30,10 @@ from tests.npu.rknnlite_stand_in import Board
 from tests.npu.stub_graphs import export_stub_graphs
 from tests.npu.tiny import TINY, write_tiny_llama
 
-NAMES = [
-    "doctor",
-    "heaps",
-    "graphs",
-    "launches",
-    "cores at once",
-    "old results",
-    "faults",
-    "priority",
-    "residency",
-    "tokens",
-]
+LAUNCHING = ["graphs", "launches", "cores at once", "old results", "faults", "priority"]
+IN_PLACE = ["graphs in place", "launches in place", "cores at once in place", "priority in place"]
+EMULATED_NAMES = ["doctor", "heaps", *LAUNCHING, "residency", "tokens"]
+NAMES = ["doctor", "heaps", *LAUNCHING, *IN_PLACE, "residency", "tokens"]
 
 
 @pytest.fixture(scope="session")
@@ -101,8 +93,9 @@ def test_a_sound_board_is_proved(board: Board, machine: TreeMachine, subject: Su
     assert [step.name for step in report.steps] == NAMES
     assert told == list(report.steps)
     statuses = {step.name: step.status for step in report.steps}
-    # The machine's heaps are plain files, faults cannot be injected, and nothing reads the arena in place.
-    assert [name for name, status in statuses.items() if status == "not run"] == ["heaps", "faults", "residency"]
+    # The machine's heaps are plain files, faults cannot be injected, and the library is no library.
+    missing = ["heaps", "faults", *IN_PLACE, "residency"]
+    assert [name for name, status in statuses.items() if status == "not run"] == missing
     assert [name for name, status in statuses.items() if status == "failed"] == []
     assert (report.verdict, report.exit_status, report.emulated) == ("proved", 0, False)
     assert report.chip == {"model": "Radxa ROCK 5B", "soc": "RK3588", "cores": 3}
@@ -130,6 +123,21 @@ def test_the_tokens_are_those_of_the_cpu(board: Board, machine: TreeMachine, sub
     assert (figures["tokens"], figures["same"]) == (16, 16)
     # Two layers; a prompt of less than 64 tokens is one tile, and each of 15 further tokens a row.
     assert figures["launches"] == 2 * (1 + 15)
+
+
+@pytest.mark.usefixtures("board", "rknnrt_bed")
+def test_a_library_that_reads_in_place_is_tried_too(
+    subject: Subject, stub_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npu.selftest_ways.LIBRARY", stub_library)
+    machine = HEALTHY.without("dma_heap").write(tmp_path / "machine")  # its heaps are the bed's
+    report = selftest(subject, machine=machine)
+    steps = steps_of(report)
+    assert {steps[name].status for name in [*IN_PLACE, "residency"]} == {"proved"}
+    assert steps["graphs in place"].found.startswith("loaded by rknnrt for each of 3 cores")
+    assert [line.split()[:4] for line in steps["launches in place"].details[1:]] == [
+        line.split()[:4] for line in steps["launches"].details[1:]
+    ]
 
 
 def test_two_cores_are_two(board: Board, subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +267,7 @@ def test_without_graphs_the_report_is_incomplete(board: Board, machine: TreeMach
     report = selftest(replace(subject, graphs=None), machine=machine)
     assert [step.name for step in report.steps] == NAMES
     assert {step.status for step in report.steps[2:]} == {"not run"}
-    assert all("rockpage export attention" in step.found for step in report.steps[2:])
+    assert "rockpage export attention" in steps_of(report)["graphs"].found
     assert (report.verdict, report.exit_status) == ("incomplete", 1)
     assert board.calls.total() == 0
 

@@ -14,7 +14,7 @@ from npu.emulated_device import EmulatedDevice, Faults
 from npu.process_facts import ProcessFacts
 from tests.npu.beds import BEDS
 from tests.npu.doctor_cases import PROCESS
-from tests.npu.test_selftest import NAMES
+from tests.npu.test_selftest import EMULATED_NAMES
 from tests.npu.tiny import write_tiny_llama
 from tests.tools.command_line import assert_refused, run_here
 
@@ -41,7 +41,9 @@ def test_the_emulated_npu_passes_and_the_report_is_kept(
     kept = json.loads(report.read_text())
     assert (kept["verdict"], kept["exit_status"], kept["emulated"]) == ("proved", 0, True)
     heads = [line.removeprefix("proved   ").removeprefix("not run  ").partition(":")[0] for line in lines]
-    assert [head for head in heads if head in NAMES] == [step["name"] for step in kept["steps"]] == NAMES
+    assert (
+        [head for head in heads if head in EMULATED_NAMES] == [step["name"] for step in kept["steps"]] == EMULATED_NAMES
+    )
     # A PC has no heaps, and the emulated NPU needs no graphs; all else is tried on it, injected faults included.
     assert [step["name"] for step in kept["steps"] if step["status"] != "proved"] == ["heaps", "graphs"]
 
@@ -66,7 +68,7 @@ def test_a_device_that_fails_is_status_1(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = partial(EmulatedDevice, faults=Faults(dead_cores=(1,)))
-    monkeypatch.setattr("npu.selftest.EmulatedDevice", broken)
+    monkeypatch.setattr("npu.selftest_ways.EmulatedDevice", broken)
     outcome = run_here(capsys, "selftest", model)
     lines = outcome.out.splitlines()
     assert (outcome.status, outcome.err) == (1, "")
