@@ -85,7 +85,6 @@ class BoardDevice(Generic[_Context]):
         self._running_lock = threading.Lock()
         self._contexts: list[dict[tuple[int, bool], _Context]] = []  # by core; by rows, and whether there is a mask
         self._workers: list[CoreWorker] = []
-        self._stuck = False  # when closed, whether some core still worked
         self._lock = DeviceLock(NPU)
         try:
             for core in range(cores):
@@ -133,7 +132,6 @@ class BoardDevice(Generic[_Context]):
             for core, of_core in enumerate(contexts):
                 if core < len(workers) and not workers[core].stopped(self._seconds):
                     _log.error("NPU core %d still works on a job: its memory stays until this process ends", core)
-                    self._stuck = True
                     continue
                 for context in of_core.values():
                     context.release()

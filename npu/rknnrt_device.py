@@ -157,9 +157,8 @@ class RknnrtDevice(BoardDevice[RknnrtContext]):
     def close(self) -> None:
         """End the threads and give back what the NPU holds, in so far as no run uses it. Safe to call twice."""
         super().close()
-        if not self._stuck:
-            with contextlib.suppress(RegionError):  # an error's frames may hold views; the memory goes with them
-                self._side.close()
+        with contextlib.suppress(RegionError):  # a run that hangs, or an error, holds views: it goes with them
+            self._side.close()
 
     def _open(self, graph: Path, core: int) -> RknnrtContext:
         return RknnrtContext(self._library, graph, core)
