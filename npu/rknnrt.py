@@ -18,9 +18,11 @@ from .niceness import kept_niceness
 from .rknn_errors import call_error, code_name
 
 __all__ = [
+    "FLOAT16",
     "KNOWN_VERSIONS",
     "LIBRARY",
     "InOutNum",
+    "InitFlag",
     "Library",
     "Query",
     "SdkVersion",
