@@ -123,7 +123,7 @@ class Engine:
             threads: threads of the dense parts and of the `cpu` runtime.
             activations: `"int8"` is fast, `"fp32"` exact.
             rounding: where the emulated NPU rounds to fp16.
-            graphs: the model's attention graphs, for the `rknnlite` runtime: what `rockpage export attention` wrote.
+            graphs: the model's attention graphs, for a board's NPU: what `rockpage export attention` wrote.
             dense: the model's dense segments, what `rockpage export dense` wrote: a board's NPU computes them, and
                 `activations` has no effect. None: this machine's CPU does.
             placement: what a staged runtime's device attends, see `npu.runtimes.PlacementName`.
