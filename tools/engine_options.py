@@ -31,8 +31,18 @@ MOST_THREADS = 4
 
 
 def add_model_option(parser: argparse._ActionsContainer) -> None:
-    """Add MODEL, a GGUF file or a Hugging Face folder; without it the demo's model is used."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or Hugging Face folder (default: demo's)")
+    """Add MODEL, a GGUF file or a Hugging Face folder; without it the demo's model is used.
+
+    `--model FILE`, which other programs have, is understood too.
+    """
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,  # when it is not there, it leaves alone what --model has set
+        metavar="MODEL",
+        help="GGUF file or Hugging Face folder (default: demo's)",
+    )
+    parser.add_argument("--model", help=argparse.SUPPRESS)
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
