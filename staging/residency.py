@@ -49,14 +49,21 @@ class ResidentCopy:
         """Whether no buffer is in use."""
         return all(buffer.state is BufferState.FREE for buffer in self._buffers)
 
-    def renew(self, cache: PagedKVCache, plan: GatherPlan, lengths: NDArray[np.int32], own_tokens: int) -> None:
+    def renew(
+        self,
+        cache: PagedKVCache,
+        plan: GatherPlan,
+        lengths: NDArray[np.int32],
+        before: NDArray[np.int32],
+        own_tokens: int,
+    ) -> None:
         """Find out what this step's launch has in common with the one before."""
         sources = _sources(cache, plan)
         if self._refill is None:
             edition, growth = 1, plan
         else:
             edition = self._refill.edition + 1
-            growth = _growth(plan, self._kept(sources, lengths, plan.geometry.block_tokens), self._lengths)
+            growth = _growth(plan, self._kept(sources, before, plan.geometry.block_tokens), self._lengths)
         self._refill = Refill(edition, plan, growth, own_tokens)
         self._sources, self._lengths = sources, lengths
 
@@ -73,14 +80,14 @@ class ResidentCopy:
         for buffer in self._buffers:
             buffer.memory = np.empty(0, np.uint8)
 
-    def _kept(self, sources: NDArray[np.int64], lengths: NDArray[np.int32], block_tokens: int) -> NDArray[np.int64]:
+    def _kept(self, sources: NDArray[np.int64], before: NDArray[np.int32], block_tokens: int) -> NDArray[np.int64]:
         """How many tokens of each sequence are there already, int64 `[batch]`.
 
-        The last one is not, whatever was there: its K and V are written in this step, after this.
+        The step's own are not, whatever was there: their K and V are written after this, so no rewrite is counted yet.
         """
         same = (sources == self._sources).all(axis=2)
         blocks = np.where(same.all(axis=1), same.shape[1], same.argmin(axis=1))
-        kept: NDArray[np.int64] = np.minimum(np.minimum(blocks * block_tokens, self._lengths), lengths - 1)
+        kept: NDArray[np.int64] = np.minimum(np.minimum(blocks * block_tokens, self._lengths), before)
         return kept
 
 
@@ -130,12 +137,13 @@ class Residency:
             return False
         return self._copy_bytes(layout) <= len(self._memory)
 
-    def lend(self, plan: GatherPlan, lengths: NDArray[np.int32]) -> ResidentCopy | None:
+    def lend(self, plan: GatherPlan, lengths: NDArray[np.int32], before: NDArray[np.int32]) -> ResidentCopy | None:
         """A copy for one launch of this step; None if the step's other launches leave no room.
 
         Args:
-            plan: gathers the launch whole. Each of its sequences has one new token, the last.
+            plan: gathers the launch whole.
             lengths: int32 `[plan.layout.batch]`; as the plan has them.
+            before: int32 `[plan.layout.batch]`; tokens of each sequence that were written before this step.
         """
         key = plan.layout, sum(layout == plan.layout for layout, _ in self._in_step)
         copy = self._copies.get(key) or self._make(key)
@@ -143,7 +151,7 @@ class Residency:
             return None
         self._copies.move_to_end(key)
         self._in_step.append(key)
-        copy.renew(self._cache, plan, lengths, self._own_tokens)
+        copy.renew(self._cache, plan, lengths, before, self._own_tokens)
         return copy
 
     def close(self) -> None:

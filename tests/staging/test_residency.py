@@ -43,7 +43,8 @@ class World:
 
     def lend(self, *tables: BlockTable, tokens: int = TOKENS) -> tuple[GatherPlan, ResidentCopy | None]:
         plan = self.plan(*tables, tokens=tokens)
-        return plan, self.residency.lend(plan, np.array([table.length for table in tables], np.int32))
+        lengths = np.array([table.length for table in tables], np.int32)
+        return plan, self.residency.lend(plan, lengths, lengths - 1)
 
     def step(self, *tables: BlockTable, layers: tuple[int, ...] = (0, 1), tokens: int = TOKENS) -> None:
         """One launch, in some layers; every buffer must then hold what a gather gives."""
@@ -114,7 +115,7 @@ def test_tiles_are_told_strip_by_strip_or_as_one_where_they_lie_close() -> None:
         for _ in range(2):
             residency.begin_step()
             plan = plan_of(cache, [table.blocks], [table.length], tokens, tiled=True)
-            copy = residency.lend(plan, np.array([table.length], np.int32))
+            copy = residency.lend(plan, *np.array([[table.length], [table.length - 1]], np.int32))
             assert copy is not None
             buffer = copy.acquire(0)
             assert buffer is not None
@@ -337,7 +338,7 @@ def test_no_buffer_is_cut_by_a_border_of_dma_bufs_and_no_two_copies_share_one() 
     for table in tables:
         table.append(5)
         plan = plan_of(cache, [table.blocks], [5], 8)
-        copies.append(residency.lend(plan, np.array([5], np.int32)))
+        copies.append(residency.lend(plan, *np.array([[5], [4]], np.int32)))
     assert copies[2] is None  # two have taken six of the seven
     pieces: list[set[int]] = []
     for copy in copies[:2]:
