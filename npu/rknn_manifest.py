@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -149,14 +150,19 @@ def write_manifest(folder: Path, manifest: Manifest, sources: Mapping[str, Path]
 
 def _check_file(folder: Path, entry: GraphFile) -> None:
     path = folder / entry.file
-    if entry.file != Path(entry.file).name:
+    if entry.file != Path(entry.file).name or "\0" in entry.file:
         raise _bad(folder / MANIFEST_FILE, f"{entry.file!r:.100} is not the name of a file")
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe or a device would be read for ever
+            raise _bad(path, "it is no regular file")
         digest = file_sha256(path)
     except OSError as error:
         raise _bad(path, f"it cannot be read ({error.strerror})") from error
     if digest != entry.sha256:
         raise _bad(path, f"its SHA-256 is {digest}, the manifest says {entry.sha256}")
+    if found.st_size != entry.nbytes:  # which memory is planned by
+        raise _bad(path, f"it has {found.st_size} bytes, the manifest says {entry.nbytes}")
 
 
 def _bad(path: Path, reason: str) -> BadModelFile:
