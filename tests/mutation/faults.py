@@ -656,7 +656,7 @@ DISCOVERY = [
         "npu/discovery.py",
         "npu/test_discovery.py",
         ("a CPU's clock is in kHz", "kilohertz * 1000", "kilohertz"),
-        ("the first frequency is the highest", "highest=max((int(hertz) for hertz in offered if hertz.isdecimal()), default=limit)", "highest=next((int(hertz) for hertz in offered if hertz.isdecimal()), limit)"),
+        ("the first frequency is the highest", "highest=max((hertz for hertz in map(decimal, offered) if hertz is not None), default=limit)", "highest=next((hertz for hertz in map(decimal, offered) if hertz is not None), limit)"),
         ("a core that is fused off is counted", "soc, npu = RK3583, replace(npu, cores=2)", "soc = RK3583"),
     ),
 ]
