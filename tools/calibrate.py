@@ -21,7 +21,7 @@ __all__ = ["add_parser", "run"]
 
 EXAMPLE = """\
 rockpage calibrate model.gguf --graphs model-npu
-rockpage run model.gguf --graphs model-npu --explain-placement --prompt "Hi"\""""
+rockpage run model.gguf --graphs model-npu --chat --prompt "Hi\""""
 
 
 def add_parser(subparsers: Subparsers) -> None:

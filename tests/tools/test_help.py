@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +48,12 @@ def test_a_command_fits_two_screens(
     assert len(lines) <= TWO_SCREENS
     assert max(map(len, lines)) < 80
     assert lines[0].startswith(f"usage: rockpage {command} ")
-    assert f"  rockpage {command}" in lines[lines.index("example:") + 1]
+    example = lines[lines.index("example:") + 1 :]
+    assert f"  rockpage {command}" in example[0]
+    for line in itertools.takewhile(str.strip, example):
+        assert line.startswith("  ")
+        assert shlex.split(line)  # what is pasted leaves no quote open
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
