@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -W ignore:Editable -m pip install --quiet
 C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*_build.py)
 
-# rknn-toolkit2 has wheels for these only, and wants older packages than ours: an environment of its own, 565 MB.
+# rknn-toolkit2 has wheels for these only, and wants older packages than ours: an environment of its own, 660 MB.
 VENDOR := .venv-rknn
 VENDOR_PYTHON ?= $(shell for python in python3.12 python3.11 python3.10; do $$python -c '' 2>&- && echo $$python && break; done)
 
