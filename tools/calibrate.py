@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         f"its arithmetic       {model.device_multiply_adds_per_second / 1e9:.1f} G multiply-adds/s a core\n"
         f"the CPU's reading    {model.host_bytes_per_second / 1e9:.2f} GB/s on {args.threads} threads\n"
         f"its arithmetic       {model.host_multiply_adds_per_second / 1e9:.1f} G multiply-adds/s\n"
-        f"{path}"
+        f"kept in              {path}"
     )
     return 0
 

@@ -35,7 +35,7 @@ def test_what_was_measured_is_kept_and_used(model: str, tmp_path: Path, capsys: 
     outcome = run_here(capsys, "calibrate", model, "--runtime", "emulated")
     assert (outcome.status, outcome.err) == (0, "")
     [path] = kept(tmp_path)
-    assert outcome.out.splitlines()[-1] == str(path)
+    assert outcome.out.splitlines()[-1] == f"kept in              {path}"
     figures = [line[:20].strip() for line in outcome.out.splitlines()[:-1]]
     assert figures == [
         "a launch",
