@@ -62,8 +62,9 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args.prompt, args.prompt_file)
     if not text:
         raise UsageError("the prompt is empty: give --prompt, --prompt-file, or text on stdin")
+    chat = args.chat or args.system is not None
     with open_engine(args) as engine:
-        prompt = _prompt_ids(engine, text, args.system, chat=args.chat or args.system is not None)
+        prompt = _prompt_ids(engine, text, args.system, chat=chat)
         started = time.perf_counter()
         first_token = None
         pieces: list[str] = []
@@ -88,12 +89,14 @@ def run(args: argparse.Namespace) -> int:
         finally:
             engine.abort(request)
         ended = time.perf_counter()
-        explanation = explain_placement(engine.runtime) if args.explain_placement else []
+        remarks = explain_placement(engine.runtime) if args.explain_placement else []
+        if not (chat or args.json) and len(tokens) == 1 and tokens[0] in engine.tokenizer.eos_ids:
+            remarks.insert(0, "the model ended the text at once; --chat puts it as a question")
     if not args.json:
         sys.stdout.write("\n")
         sys.stdout.flush()  # in front of what follows, if both go to one place
-    if explanation and sys.stderr is not None:
-        sys.stderr.write("\n".join(explanation) + "\n")
+    if remarks and sys.stderr is not None:
+        sys.stderr.write("\n".join(remarks) + "\n")
     if not args.json:
         return 0
     first_token = first_token or ended
