@@ -173,8 +173,8 @@ def _lite_class() -> Callable[[], Any]:
         from rknnlite.api import RKNNLite  # type: ignore[import-not-found] # noqa: PLC0415 - boards only
     except ImportError as error:
         raise MissingExtra(
-            f"the rknnlite runtime needs the vendor's rknn-toolkit-lite2 ({error}): on the board, with Python 3.10 to "
-            "3.12, pip install 'rockpage[board]'"
+            f"the rknnlite runtime and dense segments need the vendor's rknn-toolkit-lite2 ({error}): on the board, "
+            "with Python 3.10 to 3.12, pip install 'rockpage[board]'"
         ) from error
     made: Callable[[], Any] = RKNNLite
     return made
