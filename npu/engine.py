@@ -25,7 +25,7 @@ from .interrupts import held_signals
 from .model import ModelConfig
 from .model_memory import require_memory
 from .model_runner import ModelRunner
-from .runtimes import PlacementName, open_runtime
+from .runtimes import PlacementName, first_choice, open_runtime
 from .sampler import SamplingParams
 from .score import Score, score_ids
 from .source import open_model
@@ -153,7 +153,7 @@ class Engine:
             require_memory(
                 source,
                 activations,
-                runtime=runtime,
+                runtime=first_choice(runtime, graphs),
                 pool_bytes=pool_bytes,
                 max_rows=max_rows,
                 weights_bytes=None if segments is None else segments.manifest.npu_bytes,

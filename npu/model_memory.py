@@ -136,7 +136,7 @@ def require_memory(
     Args:
         source: the open model.
         activations: as it is to be loaded.
-        runtime: that is to be opened; `"auto"` opens the CPU's.
+        runtime: that is to be opened, by its own name; see `npu.runtimes.first_choice`.
         pool_bytes: asked for the pool.
         max_rows: most tokens of one step.
         weights_bytes: of weights that a board's NPU is to hold, in the same memory; None: those of the CPU.
@@ -150,16 +150,15 @@ def require_memory(
     budget = scarcest_budget()
     if budget is None:  # the pool's pages are touched at start, and will tell
         return
-    stages = runtime not in ("auto", "cpu")
     plan = plan_model(
         source,
         activations,
-        runtime=runtime if stages else "cpu",
+        runtime=runtime,
         pool_asked=pool_bytes,
         ram_bytes=budget.available,
         reserve_bytes=0,
         max_rows=max_rows,
-        resident_bytes=resident_bytes if stages else 0,
+        resident_bytes=0 if runtime == "cpu" else resident_bytes,
     )
     loaded = min(_resident_bytes(), LIBRARIES_BYTES)  # of what the plan counts, already there
     plan = replace(plan, ram_bytes=budget.available + loaded)

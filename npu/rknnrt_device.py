@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.dma_heap import PREFERRED_HEAPS, HeapRegion
-from hostcache.errors import RegionError, UsageError
+from hostcache.errors import DeviceError, RegionError, UsageError
 from staging import TILE_CHANNELS, StagingLayout
 
 from .board_device import CORES, JOB_SECONDS, BoardDevice, BoardRun, require_cores
@@ -64,12 +64,12 @@ class RknnrtDevice(BoardDevice[RknnrtContext]):
         reads_in_place: always.
 
     Raises:
-        UsageError: the folder has no graphs of attention, they are not for this model, a bucket is not whole tiles, or
-            no cores.
+        UsageError: the folder has no graphs of attention, they are not for this model, or no cores.
         BadModelFile: the folder is damaged, or of another version of rockpage.
         RegionError: no heap is open to this user, or none has the memory.
         DeviceError: a call of the vendor's failed, its library is of another version than the compiler or of one that
-            is not known, it lays operands out in another way, or another process has the NPU.
+            is not known, it lays operands out in another way, a bucket is not whole tiles, or another process has the
+            NPU.
     """
 
     name = "rknnrt"
@@ -201,7 +201,7 @@ def _layouts(graphs: BoardGraphs) -> list[StagingLayout]:
     ]
     for layout in layouts:
         if layout.tokens % TILE_CHANNELS:
-            raise UsageError(
+            raise DeviceError(
                 f"a bucket of {layout.tokens} tokens does not fill tiles of {TILE_CHANNELS}, in which a mask lies: "
                 "export other buckets, or use the rknnlite runtime",
                 tokens=layout.tokens,

@@ -22,13 +22,14 @@ def heaps_for(npu: Npu | None) -> Sequence[str]:
     return PREFERRED_HEAPS if npu is None or npu.iommu else CMA_HEAPS
 
 
-def choose(board: Board, *, graphs: bool, library: Path) -> tuple[list[str], str]:
+def choose(board: Board, *, graphs: bool, library: Path, resident: bool = False) -> tuple[list[str], str]:
     """Runtimes to try on a machine, the best first.
 
     Args:
         board: the machine.
         graphs: whether the model's attention graphs are given.
         library: where librknnrt.so should be.
+        resident: whether sequences are to stay staged, which no runtime that copies can stand in for.
 
     Returns:
         Their names, and why it is these.
@@ -45,4 +46,5 @@ def choose(board: Board, *, graphs: bool, library: Path) -> tuple[list[str], str
     if not any(heap.node.usable for heap in heaps):
         found = ", ".join(str(heap.node) for heap in heaps) or f"none of {', '.join(usable)} is there"
         return ["rknnlite"], f"no DMA heap is open to this user: {found}"
-    return ["rknnrt", "rknnlite"], f"{npu.name}, its graphs, {library} and an open DMA heap are there"
+    names = ["rknnrt"] if resident else ["rknnrt", "rknnlite"]
+    return names, f"{npu.name}, its graphs, {library} and an open DMA heap are there"

@@ -38,7 +38,7 @@ from .weights_cache import default_cache_dir
 if TYPE_CHECKING:
     from hostcache.cache import PagedKVCache
 
-__all__ = ["PlacementName", "RuntimeName", "open_runtime"]
+__all__ = ["PlacementName", "RuntimeName", "first_choice", "open_runtime"]
 
 RuntimeName = Literal["auto", "cpu", "emulated", "simulator", "rknnlite", "rknnrt"]
 """`cpu` reads straight through the block table; the others go through staging: `emulated` to the strict emulated NPU,
@@ -47,7 +47,7 @@ the one by the vendor's Python wheel, which copies, the other by its C library, 
 
 `auto` is for a machine that has an NPU with the vendor's driver, and its graphs: `rknnrt` if there are librknnrt.so and
 a DMA heap that this user may open, and if trial launches on each core are right, which no board has shown so far; else
-`rknnlite`. On other machines, and without graphs, it is `cpu`.
+`rknnlite`, which memory for what stays staged is of no use to. On other machines, and without graphs, it is `cpu`.
 """
 
 PlacementName = Literal["device", "cost"]
@@ -126,7 +126,7 @@ def open_runtime(
     if name != "auto":
         return open_named(name, placement=placement)
     placement = placement or "cost"
-    candidates, why = choose(discover(), graphs=graphs is not None, library=LIBRARY)
+    candidates, why = choose(discover(), graphs=graphs is not None, library=LIBRARY, resident=bool(resident_bytes))
     _log.info("attention runtime %s: %s", candidates[0], why)
     for candidate, next_best in pairwise(candidates):
         try:
@@ -134,6 +134,14 @@ def open_runtime(
         except (DeviceError, RegionError) as error:  # noqa: PERF203 - two at most
             _log.warning("the %s runtime cannot be used, so %s is: %s", candidate, next_best, str(error))
     return open_named(candidates[-1], placement=placement)
+
+
+def first_choice(name: str, graphs: str | os.PathLike[str] | None) -> str:
+    """The runtime that a name opens if nothing is in the way; see `open_runtime`."""
+    if name != "auto":
+        return name
+    candidates, _ = choose(discover(), graphs=graphs is not None, library=LIBRARY)
+    return candidates[0]
 
 
 def _open(

@@ -598,13 +598,13 @@ MEMORY = [
         ("what is loaded counts twice", "ram_bytes=budget.available + loaded", "ram_bytes=budget.available"),
         ("all that a process holds counts as libraries", "min(_resident_bytes(), LIBRARIES_BYTES)", "_resident_bytes()"),
         ("what a step computes in is not planned", " + step_bytes(config.hidden, config.ffn, max_rows)", ""),
-        ("auto is refused for staging that it does not take", 'stages = runtime not in ("auto", "cpu")', 'stages = runtime != "cpu"'),
-        ("what stays staged is not asked for", "resident_bytes=resident_bytes if stages else 0", "resident_bytes=0"),
+        ("what stays staged is not asked for", 'resident_bytes=0 if runtime == "cpu" else resident_bytes', "resident_bytes=0"),
     ),
     *group(
         "npu/engine.py",
         "npu/test_model_memory.py",
         ("a model is loaded without asking for its memory", "            require_memory(\n                source,\n                activations,\n", "            (lambda *_, **__: None)(\n                source,\n                activations,\n"),
+        ("what auto stages on a board is not asked for", "runtime=first_choice(runtime, graphs)", 'runtime="cpu" if runtime == "auto" else runtime'),
     ),
     *group(
         "npu/mapped_file.py",

@@ -9,11 +9,13 @@ import pytest
 from hostcache.errors import RegionError, UsageError
 from hostcache.memory_budget import MemoryBudget
 from npu import model_memory
+from npu.discovery import discover
 from npu.engine import Engine
 from npu.memory_plan import LIBRARIES_BYTES, runtime_bytes, step_bytes
 from npu.model_memory import plan_model, require_memory
 from npu.source import open_model
 from tests.footprint import Footprint
+from tests.npu.beds import BEDS
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 
 MIB = 1 << 20
@@ -69,7 +71,7 @@ def test_a_model_is_planned_from_its_header(model: Path) -> None:
     assert plan.geometry.bytes_per_token == 2 * 2 * 2 * 16 * 2
 
 
-@pytest.mark.parametrize(("runtime", "staging"), [("cpu", 0), ("auto", 0), ("emulated", 2 * ARENA_BYTES)])
+@pytest.mark.parametrize(("runtime", "staging"), [("cpu", 0), ("rknnrt", ARENA_BYTES), ("emulated", 2 * ARENA_BYTES)])
 def test_what_is_left_decides_to_the_byte(
     model: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, staging: int
 ) -> None:
@@ -122,6 +124,22 @@ def test_what_is_to_stay_staged_must_be_there_too(model: Path, tmp_path: Path, m
     load("emulated")
     with pytest.raises(UsageError, match="the cpu runtime stages nothing"):
         load("cpu")
+
+
+def test_what_auto_stages_on_a_board_is_counted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(graphs: Path | None) -> None:
+        Engine.load(model, pool_bytes=POOL_BYTES, graphs=graphs, cache_dir=tmp_path).close()
+
+    board = BEDS["vendor"].write(tmp_path / "machine")
+    monkeypatch.setattr("npu.runtimes.discover", lambda: discover(board))
+    enough = WEIGHTS_BYTES + RUNTIME_BYTES + POOL_BYTES - LOADED
+    left(monkeypatch, enough + ARENA_BYTES - 1)
+    load(None)  # by the CPU
+    with pytest.raises(RegionError, match="does not fit"):
+        load(tmp_path / "graphs")
+    left(monkeypatch, enough + ARENA_BYTES)
+    with pytest.raises(UsageError, match=r"manifest\.json is not there"):  # that is looked for next
+        load(tmp_path / "graphs")
 
 
 def test_where_the_kernel_does_not_say_what_is_left_a_model_is_loaded(

@@ -381,7 +381,7 @@ def test_an_npu_that_another_process_holds_is_refused(rknnrt_bed: RknnrtBed, gra
 
 def test_buckets_that_are_no_whole_tiles_are_refused(rknnrt_bed: RknnrtBed, tmp_path: Path, stub_library: Path) -> None:
     folder = export_stub_graphs(tmp_path, *SHAPE, buckets=(64, 100))
-    with pytest.raises(UsageError, match="a bucket of 100 tokens does not fill tiles of 8"):
+    with pytest.raises(DeviceError, match="a bucket of 100 tokens does not fill tiles of 8"):
         RknnrtDevice(folder, *SHAPE, library=stub_library)
     with pytest.raises(UsageError, match="at least one core, got 0"):
         RknnrtDevice(folder, *SHAPE, cores=0, library=stub_library)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from hostcache.errors import DeviceError, UsageError
+from hostcache.errors import DeviceError, RegionError, UsageError
 from npu.board import Board as Machine
 from npu.board import Heap
 from npu.calibration import CalibrationKey, save_cost_model
@@ -130,6 +130,29 @@ def test_auto_takes_the_wheel_where_the_library_cannot_be_used_and_warns_once(
     assert (runtime.name, len(board.alive)) == ("rknnlite", 9)
     np.testing.assert_allclose(world.attend(runtime), world.expected(), rtol=0, atol=0.004)
     runtime.close()
+
+
+@pytest.mark.usefixtures("rknnrt_bed", "board")
+def test_auto_takes_the_wheel_where_a_bucket_is_not_whole_tiles(
+    world: World, tmp_path: Path, machine_is: Pretend, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine_is("vendor")
+    graphs = export_stub_graphs(tmp_path, GEOMETRY.kv_heads, HEADS, GEOMETRY.head_dim, buckets=(64, 100))
+    runtime = open_runtime("auto", world.cache, HEADS, graphs=graphs)
+    assert runtime.name == "rknnlite"
+    assert "rknnlite is: a bucket of 100 tokens does not fill tiles of 8" in caplog.text
+    runtime.close()
+
+
+@pytest.mark.usefixtures("board")
+def test_auto_says_why_nothing_can_stay_staged(
+    rknnrt_bed: RknnrtBed, world: World, graphs: Path, machine_is: Pretend
+) -> None:
+    """And not that the runtime which would come next is of no use for it."""
+    machine_is("vendor")
+    rknnrt_bed.heaps.budget["cma"] = 1 << 16
+    with pytest.raises(RegionError, match=r"cannot take 3 x .* MiB for DMA"):
+        open_runtime("auto", world.cache, HEADS, graphs=graphs, resident_bytes=1 << 20)
 
 
 @pytest.mark.usefixtures("rknnrt_bed", "board")
