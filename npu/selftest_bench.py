@@ -20,7 +20,7 @@ from .attention import AttentionBatch
 from .attention_export import launch_sizes
 from .attention_graph import attention_graphs
 from .canary import Canary
-from .device import AttentionDevice, AttentionJob, AttentionRun
+from .device import AttentionDevice, AttentionJob, AttentionRun, without_frames
 from .launch import TILES, Cut, Launch, LaunchPlanner, capacity
 
 __all__ = ["Bench", "LaunchShape", "Started"]
@@ -202,7 +202,7 @@ class Bench:
             try:
                 started.append(self.start(launch, q, core))
             except DeviceError as error:  # noqa: PERF203 - one for each core
-                started.append(error.with_traceback(None))
+                started.append(without_frames(error))
         outs = [self._finish(one, q.shape) for one, q in zip(started, queries.values(), strict=True)]
         return outs, time.perf_counter() - began
 
@@ -214,7 +214,7 @@ class Bench:
             with self.result(started):
                 started.launch.read_out(started.buffer, out)
         except DeviceError as error:
-            return error.with_traceback(None)  # its frames hold views of the arena
+            return without_frames(error)
         return out
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from .attention import AttentionBatch, AttentionRuntime
 from .canary import CANARY_TOKENS, Canary
 from .checks import check_operand, check_process, copy_checked
 from .cores import Cores
-from .device import AttentionDevice, AttentionJob, AttentionRun
+from .device import AttentionDevice, AttentionJob, AttentionRun, without_frames
 from .host_share import HostShare
 from .launch import BATCHES, Launch, LaunchPlanner
 from .placement import Everything, Placement
@@ -286,7 +286,7 @@ class StagedAttention:
         except DeviceError as error:
             buffer.release()
             self.cores.refused(core, error)
-            return error.with_traceback(None)
+            return without_frames(error)
         except BaseException:
             buffer.release()
             raise
@@ -302,7 +302,7 @@ class StagedAttention:
             done.planned.launch.read_out(done.buffer, out)
         except DeviceError as error:
             self.cores.failed(done.core, error, ended=done.run.ended)
-            return error.with_traceback(None)  # its frames hold views of the arena
+            return without_frames(error)
         finally:
             self._let_go(done)
         self.cores.worked(done.core)

@@ -258,6 +258,24 @@ def test_what_a_core_that_hangs_works_on_is_not_given_back(
     side.close()
 
 
+def test_a_run_that_was_given_up_and_then_failed_holds_nothing(
+    rknnrt_bed: RknnrtBed, graphs: Path, stub_library: Path
+) -> None:
+    """Without a garbage collection, too, all memory can be given back."""
+    world = World([50], [1])
+    device, runtime = opened_by_hand(world, graphs, stub_library, cores=1, seconds=0.2)
+    gc.disable()
+    try:
+        rknnrt_bed.stub.fail("rknn_run@core0=timeout:600")
+        assert close_to_exact(world.attend(runtime), world)
+        assert runtime.cores.quarantined == [0]
+        device._workers[0].submit(lambda: None).result(30)
+        runtime.close()
+    finally:
+        gc.enable()
+    assert (rknnrt_bed.stub.contexts, rknnrt_bed.stub.memories) == (0, 0)
+
+
 def test_a_forked_child_leaves_its_parents_contexts_alone(
     rknnrt_bed: RknnrtBed, graphs: Path, stub_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
