@@ -5,7 +5,8 @@ back what the buffer held before, and it looks valid. So the last token of every
 nonce of +1 and -1, another for every launch, and the last query row sees it and nothing else. Its result is the nonce,
 exactly, if the device computed this launch, and nothing like it if the run, V, the query or the result is an older one.
 K's own question is the same in every launch: that K, or a mask, is an older one by itself is not seen. That takes one
-slot of a bucket, and a row that is mostly padding anyway; checking it costs some microseconds, a launch several hundred.
+slot of a bucket, and a row that is mostly padding anyway; checking it costs some microseconds, a launch several
+hundred.
 """
 
 from __future__ import annotations

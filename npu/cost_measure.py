@@ -74,8 +74,8 @@ def measure(staged: StagedAttention, host: CpuAttention, cache: PagedKVCache, he
     cuts = [_cut(staged, batch) for batch in rows.values()]
     if len({cut.layout.tokens for cut in cuts}) < 2:
         raise UsageError(
-            f"contexts of {', '.join(map(str, contexts)) or 'so few'} tokens are all staged alike, and what they cost follows from "
-            "how it grows: export the graphs with --buckets far apart, such as 64,256,1024,4096",
+            f"contexts of {', '.join(map(str, contexts)) or 'so few'} tokens are all staged alike, and what they cost "
+            "follows from how it grows: export the graphs with --buckets far apart, such as 64,256,1024,4096",
             contexts=contexts,
         )
     tiles = {context: _batch(cache, context, min(TILES[-1], context)) for context in contexts[:3]}
