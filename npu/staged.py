@@ -253,11 +253,9 @@ class StagedAttention:
                 self._finish(in_flight.popleft(), layer, q, out)
         finally:
             # Only after an error is anything left. The device must be done with a buffer before it is filled again.
-            for abandoned in in_flight:
-                with contextlib.suppress(DeviceError):
-                    abandoned.run.wait()
-                self.cores.abandoned(abandoned.core)
-                self._let_go(abandoned)
+            with contextlib.ExitStack() as each:  # also where another Ctrl-C comes
+                for abandoned in reversed(in_flight):
+                    each.callback(self._abandon, abandoned)
 
     def _finish(self, done: _InFlight, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         """Bring in the result of a launch, from wherever it can be had."""
@@ -303,10 +301,22 @@ class StagedAttention:
         except DeviceError as error:
             self.cores.failed(done.core, error, ended=done.run.ended)
             return without_frames(error)
+        except BaseException:
+            self.cores.abandoned(done.core)
+            raise
         finally:
             self._let_go(done)
         self.cores.worked(done.core)
         return None
+
+    def _abandon(self, left: _InFlight) -> None:
+        """Wait for a run whose result nobody wants."""
+        try:
+            with contextlib.suppress(DeviceError):
+                left.run.wait()
+        finally:
+            self.cores.abandoned(left.core)
+            self._let_go(left)
 
     def _on_host(
         self, launch: Launch, layer: int, q: NDArray[np.float32], out: NDArray[np.float32], error: DeviceError

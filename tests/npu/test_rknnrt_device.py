@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hostcache import KVGeometry, PagedKVCache
 from hostcache.errors import DeviceError, RegionError, UsageError
 from npu import rknnrt_device
-from npu.board_device import NPU
+from npu.board_device import NPU, BoardRun
 from npu.cores import QUARANTINE_AFTER, Cores
 from npu.cpu import CpuAttention
 from npu.device_lock import DeviceLock
@@ -256,6 +256,30 @@ def test_what_a_core_that_hangs_works_on_is_not_given_back(
     for context in contexts:
         context.release()
     side.close()
+
+
+def test_ctrl_c_again_and_again_leaves_no_buffer_behind(
+    rknnrt_bed: RknnrtBed, graphs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes in the wait for a run, and in those for the runs that are left then."""
+    world = World([30, 60, 100, 90], [1, 1, 1, 16])
+    with opened(world, graphs) as runtime:
+        real, interruptions = BoardRun.wait, iter([KeyboardInterrupt, KeyboardInterrupt])
+
+        def wait(run: BoardRun) -> None:
+            for interruption in interruptions:
+                raise interruption
+            real(run)
+
+        monkeypatch.setattr(BoardRun, "wait", wait)
+        with pytest.raises(KeyboardInterrupt):
+            world.attend(runtime)
+        runtime.end_step()
+        for worker in runtime._device._workers:  # type: ignore[attr-defined] # it is an RknnrtDevice
+            worker.submit(lambda: None).result(30)
+        assert close_to_exact(world.attend(runtime), world)
+        assert {buffer.state.value for buffer in runtime._arena.buffers} == {"free"}
+        assert runtime.cores._in_flight == [0, 0, 0]
 
 
 def test_a_run_that_was_given_up_and_then_failed_holds_nothing(
