@@ -62,8 +62,10 @@ _STEPS: Mapping[str, Callable[[Bench], Step]] = {
 _IN_PLACE: Mapping[str, Callable[[Bench], Step]] = {"launches": launches, "cores at once": at_once}
 
 EMULATED = (Way("emulated", "", _STEPS),)
+"""Ways to try without a board."""
 
 ON_A_BOARD = (Way("rknnlite", "", _STEPS), Way("rknnrt", " in place", _IN_PLACE, needed=False))
+"""Ways to try on a board; the NPU is proved without the second."""
 
 
 def open_bench(way: Way, npu: Npu | None, graphs: Path | None, heads: Heads) -> Bench:
