@@ -127,7 +127,8 @@ def open_runtime(
         return open_named(name, placement=placement)
     placement = placement or "cost"
     candidates, why = choose(discover(), graphs=graphs is not None, library=LIBRARY, resident=bool(resident_bytes))
-    _log.info("attention runtime %s: %s", candidates[0], why)
+    for_nothing = graphs is not None and candidates == ["cpu"]
+    _log.log(logging.WARNING if for_nothing else logging.INFO, "attention runtime %s: %s", candidates[0], why)
     for candidate, next_best in pairwise(candidates):
         try:
             return open_named(candidate, placement=placement)

@@ -100,6 +100,19 @@ def test_auto_reads_in_place_where_library_and_heap_are_there_and_gives_it_what_
     runtime.close()
 
 
+@pytest.mark.parametrize(("given", "warnings"), [(True, 1), (False, 0)])
+def test_auto_warns_if_graphs_are_given_for_nothing(
+    world: World, graphs: Path, machine_is: Pretend, caplog: pytest.LogCaptureFixture, *, given: bool, warnings: int
+) -> None:
+    machine_is("pc")
+    with caplog.at_level(logging.WARNING, "npu.runtimes"):
+        runtime = open_runtime("auto", world.cache, HEADS, graphs=graphs if given else None)
+    assert runtime.name == "cpu"
+    said = ["attention runtime cpu: there is no NPU with the vendor's driver"]
+    assert caplog.messages == said * warnings
+    runtime.close()
+
+
 @pytest.mark.parametrize(
     ("fault", "budget", "said"),
     [
