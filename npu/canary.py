@@ -3,10 +3,10 @@
 The vendor's Python runtime ignores what its run returns (rknn-toolkit-lite2 2.5.0), so that a job that failed hands
 back what the buffer held before, and it looks valid. So the last token of every head is not a token: its value is a
 nonce of +1 and -1, another for every launch, and the last query row sees it and nothing else. Its result is the nonce,
-exactly, if the device computed this launch, and nothing like it if the run, V, the query or the result is an older one.
-K's own question is the same in every launch: that K, or a mask, is an older one by itself is not seen. That takes one
-slot of a bucket, and a row that is mostly padding anyway; checking it costs some microseconds, a launch several
-hundred.
+exactly, if the device computed this launch, and nothing like it if the run, V or the result is an older one. What K,
+the query and the mask hold for it is the same in every launch: that one of these is an older one by itself, with V and
+the result this launch's, is not seen. That takes one slot of a bucket, and a row that is mostly padding anyway;
+checking it costs some microseconds, a launch several hundred.
 """
 
 from __future__ import annotations
