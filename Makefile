@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -W ignore:Editable -m pip install --quiet
 C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*_build.py)
 
-# rknn-toolkit2 has wheels for these only, and wants older packages than ours: an environment of its own, 565 MB.
+# rknn-toolkit2 has wheels for these only, and wants older packages than ours: an environment of its own, 660 MB.
 VENDOR := .venv-rknn
 VENDOR_PYTHON ?= $(shell for python in python3.12 python3.11 python3.10; do $$python -c '' 2>&- && echo $$python && break; done)
 
@@ -46,7 +46,7 @@ test-vendor: $(VENV)/.tests .venv-rknn
 # Against the real udev library, which umockdev shows made-up boards.
 test-udev: $(VENV)/.tests
 	@command -v umockdev-run > /dev/null \
-	  || { test "$$(id -u)" = 0 && apt-get -qq update && apt-get -qq install --no-install-recommends umockdev; } \
+	  || { test "$$(id -u)" = 0 && apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends umockdev; } \
 	  || { echo "test-udev needs umockdev: sudo apt-get install umockdev"; exit 1; }
 	$(BIN)/python -m pytest -m umockdev tests/board
 

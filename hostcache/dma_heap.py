@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -89,6 +91,9 @@ class HeapRegion(Region):
                 )
         self.piece_bytes = nbytes // pieces
         self.heap, self._descriptors = _take(pieces, self.piece_bytes, heaps, directory)
+        # Where close() fails since an error's frames hold views, the memory goes with them, and these with the region.
+        self._close_descriptors = weakref.finalize(self, _close_all, self._descriptors)
+        self._close_descriptors.atexit = False
         try:
             super().__init__("dma heap", nbytes, map_memory(nbytes))
             base = self.buffer.__array_interface__["data"][0]
@@ -139,13 +144,17 @@ class HeapRegion(Region):
             for index in touched:
                 call(self._descriptors[index])
         except OSError as error:
-            raise DeviceError(
-                f"DMA_BUF_IOCTL_SYNC of pieces {touched} from heap {self.heap} said: {error}; "
-                "close the region and take a new one",
-                heap=self.heap,
-                pieces=touched,
-                errno=error.errno,
-            ) from error
+            said, code = str(error), error.errno
+        else:
+            return
+        # Outside of the handler: the kernel's error would keep its frames alive, and with them callers' views.
+        raise DeviceError(
+            f"DMA_BUF_IOCTL_SYNC of pieces {touched} from heap {self.heap} said: {said}; close the region and take a "
+            "new one",
+            heap=self.heap,
+            pieces=touched,
+            errno=code,
+        )
 
     def _touched(self, offset: int, nbytes: int) -> range:
         """Indices of the pieces that hold `nbytes` at `offset`."""
@@ -159,9 +168,10 @@ class HeapRegion(Region):
             )
         return range(offset // self.piece_bytes, -(-(offset + nbytes) // self.piece_bytes))
 
-    def _close_descriptors(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def _take(pieces: int, piece_bytes: int, heaps: Sequence[str], directory: Path) -> tuple[str, list[int]]:
@@ -182,7 +192,7 @@ def _take(pieces: int, piece_bytes: int, heaps: Sequence[str], directory: Path) 
             asked=pieces * piece_bytes,
             heaps=tuple(heaps),
         )
-    said = "; ".join(f"heap {name}: {error.strerror}{_free(name)}" for name, error in refused.items())
+    said = "; ".join(f"heap {name}: {error.strerror}{_why(directory / name, error)}" for name, error in refused.items())
     ways = dict.fromkeys(WAYS_OUT.get(error.errno or 0, "see the kernel's log") for error in refused.values())
     budget = scarcest_budget()
     raise RegionError(
@@ -214,8 +224,18 @@ def _allocate(heap: Path, pieces: int, piece_bytes: int) -> list[int] | OSError:
     return descriptors
 
 
-def _free(name: str) -> str:
-    """What the kernel says is left in a heap, to stand behind its refusal."""
-    field = "CmaFree" if name in CMA_HEAPS else "MemAvailable"
+def _why(heap: Path, error: OSError) -> str:
+    """What stands behind a heap's refusal: whose its node is, or what the kernel says is left in it."""
+    if error.errno == errno.EACCES:
+        return f", {heap} is {stat.S_IMODE(heap.stat().st_mode):04o} {_owner(heap)}"
+    field = "CmaFree" if heap.name in CMA_HEAPS else "MemAvailable"
     nbytes = meminfo_bytes(field)
     return "" if nbytes is None else f", {field} {nbytes / 2**20:.1f} MiB"
+
+
+def _owner(node: Path) -> str:
+    try:
+        return f"{node.owner()}:{node.group()}"
+    except KeyError:  # without names, as in a container
+        found = node.stat()
+        return f"{found.st_uid}:{found.st_gid}"

@@ -23,6 +23,7 @@ __all__ = ["MemoryBudget", "meminfo_bytes", "memory_budgets", "memory_cgroups", 
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 _USAGE = ("memory.current", "memory.usage_in_bytes")
 _DROPPABLE = ("active_file", "inactive_file", "slab_reclaimable")
+_MOST_DIGITS = 20  # of 64 bits
 _UNLIMITED = 1 << 62  # version 1 writes 2^63 less a page where no limit is set
 
 
@@ -97,14 +98,18 @@ def memory_cgroups(root: Path = Path("/")) -> Iterator[tuple[str, Path]]:
     """
     version_1, version_2 = None, None
     for line in _lines(root / "proc/self/cgroup"):
-        number, controllers, path = line.split(":", 2)
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
             version_1 = path
         elif number == "0":
             version_2 = path
     for line in _lines(root / "proc/self/mountinfo"):
         place, _, kind = line.partition(" - ")
-        mounted, mount = place.split(" ")[3:5]
+        fields = place.split(" ")
+        if len(fields) < 5:
+            continue
+        mounted, mount = fields[3:5]
         if version_1 is not None:
             own = version_1 if kind.startswith("cgroup ") and "memory" in kind.split()[-1].split(",") else None
         else:
@@ -121,13 +126,18 @@ def memory_cgroups(root: Path = Path("/")) -> Iterator[tuple[str, Path]]:
 def _table(path: Path) -> dict[str, int]:
     """Lines of a name, a number, and perhaps a unit."""
     rows = (line.split() for line in _lines(path))
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and _is_number(row[1])}
 
 
 def _numbers(folder: Path, names: tuple[str, ...]) -> list[int]:
     """What stands in some files of one number each; not every version has all, and `max` is no number."""
     texts = ("".join(_lines(folder / name)) for name in names)
-    return [int(text) for text in texts if text.isdecimal()]
+    return [int(text) for text in texts if _is_number(text)]
+
+
+def _is_number(text: str) -> bool:
+    """Whether a kernel prints such a text for a number of bytes."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _droppable(stat: Path) -> int:

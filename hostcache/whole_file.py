@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +38,7 @@ def whole_file(path: Path, mode: int = 0o666, *, replace: bool = False) -> Itera
         OSError: the folder cannot be written, or the file system is full.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    hidden = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
+    hidden = _hidden(path)
     fd = -1
     try:
         if not replace and os.path.lexists(path):
@@ -70,22 +69,34 @@ def whole_file(path: Path, mode: int = 0o666, *, replace: bool = False) -> Itera
                 os.close(open_fd)
 
 
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a small file so that readers see the old content or the new, never half of it.
+
+    Args:
+        path: the name; its folder exists.
+        content: all of it.
+        mode: permissions, less the process's umask.
+
+    Raises:
+        OSError: the folder cannot be written, or the file system is full.
+    """
+    hidden = path.with_name(_hidden(path))
+    try:
+        with os.fdopen(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.replace(path)
+    except BaseException:
+        hidden.unlink(missing_ok=True)
+        raise
+
+
 def _name(fd: int, name: str, folder: int) -> None:
     """Give an open file a name: with a folder's descriptor this is linkat with AT_SYMLINK_FOLLOW, through /proc."""
     os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a small file, mode 0600, so that readers see the old content or the new, never half of it.
-
-    Raises:
-        OSError: the folder cannot be written, or the file system is full.
-    """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+def _hidden(path: Path) -> str:
+    """A name beside `path` that no other file has."""
+    return f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"

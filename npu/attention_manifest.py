@@ -11,6 +11,7 @@ from staging import MASKED
 
 from .attention_graph import AttentionGraph
 from .canary import CANARY_SCORE, CANARY_TOKENS, SCORE_CHANNEL
+from .launch import TILES
 from .rknn_log import LayerTable
 from .rknn_manifest import GraphFile
 from .rknn_toolkit import TARGET
@@ -110,6 +111,11 @@ class AttentionManifest:
         """The graph of a tile."""
         return AttentionGraph(self.kv_heads, self.group, self.head_dim, tile)
 
+    @property
+    def npu_bytes(self) -> int:
+        """NPU memory of one core that holds all graphs."""
+        return sum(file.rknn.nbytes + file.internal_bytes for file in self.files)
+
     def graph_files(self) -> Iterator[GraphFile]:
         """Every .rknn file."""
         return (file.rknn for file in self.files)
@@ -122,6 +128,10 @@ class AttentionManifest:
         """
         if (self.marks, self.target, self.dtype) != (Marks(), TARGET, "float16"):
             raise ValueError(f"graphs for {self.target}, {self.dtype}, with {self.marks} are not what rockpage stages")
+        if sorted(file.tile for file in self.files) != [1, *TILES]:
+            raise ValueError(
+                f"it has graphs of {', '.join(file.kind for file in self.files) or 'nothing'}, and not one of each kind"
+            )
         for file in self.files:
             graph = self.graph(file.tile)
             if (file.kind, file.rows) != (graph.kind, graph.rows):

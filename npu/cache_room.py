@@ -1,10 +1,10 @@
-"""Keeps the weights cache within bounds: what was used longest ago goes first, what is in use stays.
+"""Keeps a cache within bounds: what was used longest ago goes first, what is in use stays.
 
-An entry is a folder with one weights file, of the name that `weights_cache.py` gives it; whatever else lies in the
-cache is left alone. Whoever uses the file holds a shared lock on it, and removing needs an exclusive one; the kernel
-lets go of both when a process ends, however it ends. The file's modification time says when it was used last: access
-times are off or coarse on most systems. A process that is killed while it removes entries leaves a sound cache, for
-each is whole or not there.
+An entry is a folder with one file that matters, weights or a compiled graph; whatever else lies in the cache is left
+alone. Whoever uses the file holds a shared lock on it, and removing needs an exclusive one; the kernel lets go of both
+when a process ends, however it ends. The file's modification time says when it was used last: access times are off or
+coarse on most systems. A process that is killed while it removes entries leaves a sound cache, for each is whole or not
+there.
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from hostcache.errors import UsageError
 
-from .onnx_graph import WEIGHTS_FILE
 from .sizes import parse_size
 
-__all__ = ["DEFAULT_LIMIT", "CacheEntry", "cache_limit", "clear", "entries_of", "make_room", "open_in_use", "writing"]
+__all__ = ["DEFAULT_LIMIT", "CacheEntry", "CacheRoom", "cache_limit", "open_in_use", "open_sound"]
 
 DEFAULT_LIMIT = 4 << 30
 """Bytes: three models of 1.1B weights in 8 bits, which take 1.125 bytes each (1.375 for fp32 activations)."""
 
 _LIMIT_VARIABLE = "ROCKPAGE_CACHE_SIZE"
-_ENTRY_NAME = re.compile(r"[0-9a-f]{32}-[a-z0-9]+-[0-9]+")  # half a SHA-256, activations, the version of the form
+_ENTRY_NAME = re.compile(r"[0-9a-f]{32}-[a-z0-9]+-[0-9]+")  # half a SHA-256, what it is for, the version of its form
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One model's repacked weights for one mode of activations.
+    """One model's repacked weights for one mode of activations, or one compiled graph.
 
     Attributes:
-        folder: where they lie.
+        folder: where it lies.
         nbytes: bytes of all files in it.
-        used: when a process loaded them last, seconds since the epoch.
-        in_use: whether a process uses them now.
+        used: when a process used it last, seconds since the epoch.
+        in_use: whether a process uses it now.
     """
 
     folder: Path
@@ -53,7 +52,7 @@ class CacheEntry:
 
 
 def cache_limit() -> int:
-    """Bytes that all entries together may have: `ROCKPAGE_CACHE_SIZE`, such as `2GiB`, or `DEFAULT_LIMIT`.
+    """Bytes that all entries of a cache together may have: `ROCKPAGE_CACHE_SIZE`, such as `2GiB`, or `DEFAULT_LIMIT`.
 
     Raises:
         UsageError: the variable holds no size.
@@ -68,7 +67,7 @@ def cache_limit() -> int:
 
 
 def open_in_use(path: Path) -> io.BufferedReader:
-    """Open a weights file, which no process removes from the cache until the stream is closed.
+    """Open an entry's file, which no process removes from the cache until the stream is closed.
 
     Raises:
         OSError: the file is not there, or is being removed, or its file system knows no locks.
@@ -84,72 +83,157 @@ def open_in_use(path: Path) -> io.BufferedReader:
     return file
 
 
-def entries_of(weights: Path) -> list[CacheEntry]:
-    """The entries of a cache's `weights` folder, those used longest ago first; none if there is no such folder.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    try:
-        named = [path for path in weights.iterdir() if _ENTRY_NAME.fullmatch(path.name)]
-    except FileNotFoundError:
-        return []
-    folders = [path for path in named if path.is_dir() and not path.is_symlink()]
-    return sorted(filter(None, map(_describe, folders)), key=lambda entry: entry.used)
-
-
-@contextmanager
-def writing(weights: Path) -> Iterator[None]:
-    """Be the only one who adds to a cache's `weights` folder or removes from it.
+def open_sound(path: Path, is_sound: Callable[[io.BufferedReader], bool]) -> io.BufferedReader | None:
+    """Open an entry's file if it is what it should be, and note that it was used.
 
     Args:
-        weights: the folder, which exists.
+        path: the file.
+        is_sound: looks into it.
 
-    Raises:
-        OSError: the folder cannot be written, or its file system knows no locks.
+    Returns:
+        The stream, read as far as `is_sound` read; see `open_in_use`. None if the file is not there or damaged.
     """
-    with open(weights / "lock", "wb", opener=_at_once) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when we are done or dead
-        yield
+    with contextlib.ExitStack() as closing:
+        try:
+            file = closing.enter_context(open_in_use(path))
+            if not is_sound(file):
+                return None
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):  # another user's, or read-only: it only seems to be used less than it is
+            os.utime(file.fileno())
+        closing.pop_all()
+        return file
 
 
-def make_room(weights: Path, needed: int, limit: int, *, beside: Path | None = None) -> None:
-    """Remove entries until `needed` more bytes keep the cache within its limit and its disk has room for them.
+@dataclass(frozen=True)
+class CacheRoom:
+    """The entries of one cache.
 
-    What is in use stays, even if that is beyond the limit: removing it would free nothing before its users end. All
-    stay if the disk would have too little room even without them.
-
-    Args:
-        weights: the cache's `weights` folder, within `writing`.
-        needed: bytes that will be added.
-        limit: bytes that all entries together may have.
-        beside: the entry that the bytes are for; neither counted nor removed.
-
-    Raises:
-        OSError: the folder cannot be read.
+    Attributes:
+        folder: where they lie; need not exist.
+        file: name of the file that every entry has.
     """
-    entries = [entry for entry in entries_of(weights) if entry.folder != beside]
-    removable = sum(entry.nbytes for entry in entries if not entry.in_use)
-    if needed > shutil.disk_usage(weights).free + removable:
-        return
-    total = sum(entry.nbytes for entry in entries)
-    for entry in entries:
-        if total + needed <= limit and needed <= shutil.disk_usage(weights).free:
+
+    folder: Path
+    file: str
+
+    def entries(self) -> list[CacheEntry]:
+        """All of them, those used longest ago first; none if there is no such folder.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        try:
+            named = [path for path in self.folder.iterdir() if _ENTRY_NAME.fullmatch(path.name)]
+        except FileNotFoundError:
+            return []
+        folders = [path for path in named if path.is_dir() and not path.is_symlink()]
+        return sorted(filter(None, map(self._describe, folders)), key=lambda entry: entry.used)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only one who adds to the folder, which exists, or removes from it.
+
+        Raises:
+            OSError: the folder cannot be written, or its file system knows no locks.
+        """
+        with open(self.folder / "lock", "wb", opener=_at_once) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when we are done or dead
+            yield
+
+    @contextmanager
+    def new_file(self, entry: Path) -> Iterator[Path]:
+        """A file to write for an entry, which gets its name when the context ends, and is gone if that is by an error.
+
+        To be called within `writing`.
+
+        Args:
+            entry: its folder; made if missing, mode 0700.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        entry.mkdir(mode=0o700, exist_ok=True)
+        path = entry / self.file
+        unfinished = path.with_suffix(".tmp")  # a killed writer's is written over
+        try:
+            yield unfinished
+        except BaseException:  # a full disk that should not stay full; Ctrl-C
+            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not if it holds a damaged file
+                entry.rmdir()
+            raise
+        unfinished.replace(path)
+        _sync_folder(entry)
+
+    def make_room(self, needed: int, limit: int, *, beside: Path | None = None) -> None:
+        """Remove entries until `needed` more bytes keep the cache within its limit and its disk has room for them.
+
+        What is in use stays, even if that is beyond the limit: removing it would free nothing before its users end.
+        All stay if the disk would have too little room even without them. To be called within `writing`.
+
+        Args:
+            needed: bytes that will be added.
+            limit: bytes that all entries together may have.
+            beside: the entry that the bytes are for; neither counted nor removed.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        entries = [entry for entry in self.entries() if entry.folder != beside]
+        removable = sum(entry.nbytes for entry in entries if not entry.in_use)
+        if needed > shutil.disk_usage(self.folder).free + removable:
             return
-        if _remove(entry.folder):
-            total -= entry.nbytes
+        total = sum(entry.nbytes for entry in entries)
+        for entry in entries:
+            if total + needed <= limit and needed <= shutil.disk_usage(self.folder).free:
+                return
+            if self._remove(entry.folder):
+                total -= entry.nbytes
 
+    def clear(self) -> None:
+        """Remove every entry that nobody uses.
 
-def clear(weights: Path) -> None:
-    """Remove every entry that nobody uses.
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if self.folder.exists():
+            with self.writing():
+                for entry in self.entries():
+                    self._remove(entry.folder)
 
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    if weights.exists():
-        with writing(weights):
-            for entry in entries_of(weights):
-                _remove(entry.folder)
+    def _describe(self, entry: Path) -> CacheEntry | None:
+        """An entry, or None if it went away meanwhile, or is another user's who lets nobody look."""
+        file = entry / self.file
+        try:
+            nbytes = sum(path.lstat().st_size for path in entry.iterdir())
+            used = (file if file.exists() else entry).stat().st_mtime
+        except OSError:
+            return None
+        with self._claimed(entry) as unused:
+            return CacheEntry(entry, nbytes, used, not unused)
+
+    def _remove(self, entry: Path) -> bool:
+        """Remove an entry unless somebody uses it; whether it is gone."""
+        with self._claimed(entry) as unused:
+            if unused:
+                shutil.rmtree(entry, ignore_errors=True)
+        return not entry.exists()
+
+    @contextmanager
+    def _claimed(self, entry: Path) -> Iterator[bool]:
+        """Whether nobody uses an entry; if so, nobody can begin to before the context ends."""
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(open(entry / self.file, "rb", opener=_at_once))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                unused = True
+            except FileNotFoundError:  # what a killed process left
+                unused = True
+            except OSError:  # locked, or another user's
+                unused = False
+            yield unused
 
 
 def _at_once(path: str, flags: int) -> int:
@@ -157,36 +241,9 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
-def _describe(folder: Path) -> CacheEntry | None:
-    """An entry, or None if it went away meanwhile, or is another user's who lets nobody look."""
-    weights = folder / WEIGHTS_FILE
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        nbytes = sum(file.lstat().st_size for file in folder.iterdir())
-        used = (weights if weights.exists() else folder).stat().st_mtime
-    except OSError:
-        return None
-    with _claimed(folder) as unused:
-        return CacheEntry(folder, nbytes, used, not unused)
-
-
-def _remove(folder: Path) -> bool:
-    """Remove an entry unless somebody uses it; whether it is gone."""
-    with _claimed(folder) as unused:
-        if unused:
-            shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()
-
-
-@contextmanager
-def _claimed(folder: Path) -> Iterator[bool]:
-    """Whether nobody uses an entry; if so, nobody can begin to before the context ends."""
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(open(folder / WEIGHTS_FILE, "rb", opener=_at_once))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            unused = True
-        except FileNotFoundError:  # what a killed process left
-            unused = True
-        except OSError:  # locked, or another user's
-            unused = False
-        yield unused
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -3,8 +3,10 @@
 The vendor's Python runtime ignores what its run returns (rknn-toolkit-lite2 2.5.0), so that a job that failed hands
 back what the buffer held before, and it looks valid. So the last token of every head is not a token: its value is a
 nonce of +1 and -1, another for every launch, and the last query row sees it and nothing else. Its result is the nonce,
-exactly, if and only if the device computed this launch. That takes one slot of a bucket, and a row that is mostly
-padding anyway; checking it costs some microseconds, a launch several hundred.
+exactly, if the device computed this launch, and nothing like it if the run, V or the result is an older one. What K,
+the query and the mask hold for it is the same in every launch: that one of these is an older one by itself, with V and
+the result this launch's, is not seen. That takes one slot of a bucket, and a row that is mostly padding anyway;
+checking it costs some microseconds, a launch several hundred.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class Canary:
         Raises:
             DeviceError: some head's answer is not the nonce.
         """
-        wrong = np.abs(out[:, -1].astype(np.float32) - self.nonce) > _TOLERANCE
+        with np.errstate(invalid="ignore"):  # it may be anything
+            wrong = np.abs(out[:, -1].astype(np.float32) - self.nonce) > _TOLERANCE
         stale = int(np.count_nonzero((wrong | np.isnan(out[:, -1])).any(axis=1)))
         if stale:
             raise DeviceError(

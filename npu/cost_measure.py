@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.cache import PagedKVCache
-from hostcache.errors import DeviceError
+from hostcache.errors import DeviceError, UsageError
 from hostcache.geometry import KVGeometry
 from hostcache.region import Region
 from staging import StagingArena
@@ -66,13 +66,21 @@ def measure(staged: StagedAttention, host: CpuAttention, cache: PagedKVCache, he
 
     Raises:
         DeviceError: a launch failed, so that the host computed it.
+        UsageError: the device has too few buckets to tell how costs grow.
     """
     longest = min(staged.capacity, cache.blocks * cache.geometry.block_tokens)
     contexts = [longest // share for share in (1, 4, 16, 64) if longest // share >= TILES[0]]
     rows = {context: _batch(cache, context, 1) for context in contexts}
+    cuts = [_cut(staged, batch) for batch in rows.values()]
+    if len({cut.layout.tokens for cut in cuts}) < 2:
+        raise UsageError(
+            f"contexts of {', '.join(map(str, contexts)) or 'so few'} tokens are all staged alike, and what they cost "
+            "follows from how it grows: export the graphs with --buckets far apart, such as 64,256,1024,4096",
+            contexts=contexts,
+        )
     tiles = {context: _batch(cache, context, min(TILES[-1], context)) for context in contexts[:3]}
     timings = Timings(
-        gather=[_gather(cache, _cut(staged, batch), staged) for batch in rows.values()],
+        gather=[_gather(cache, cut, staged) for cut in cuts],
         device_row=[_attend(staged, batch, cache, heads, _cut(staged, batch)) for batch in rows.values()],
         device_tile=[_attend(staged, batch, cache, heads, _cut(staged, batch)) for batch in tiles.values()],
         host_row=[_attend(host, batch, cache, heads, _cut(staged, batch)) for batch in rows.values()],

@@ -54,6 +54,9 @@ class DenseModel(Protocol):
     ) -> Floats:
         """Run all layers; see `Decoder.forward`."""
 
+    def close(self) -> None:
+        """Give back what a device holds. Safe to call twice."""
+
 
 class Decoder:
     """A loaded model. One step at a time: `forward` is not for two threads at once.
@@ -187,6 +190,9 @@ class Decoder:
         if len(logit_rows):
             binding.run_last(logit_rows, logits)
         return logits
+
+    def close(self) -> None:
+        """Nothing: what it holds is memory, and goes with it."""
 
     def _binding(self, rows: int) -> SegmentBinding:
         binding = self._bindings.pop(rows, None) or SegmentBinding(self._segments, self._buffers, rows)

@@ -38,6 +38,9 @@ class SegmentRunner(Protocol):
             Its outputs, likewise; valid until the next run.
         """
 
+    def close(self) -> None:
+        """Give back what it holds. Safe to call twice."""
+
 
 class SegmentedDecoder:
     """A `npu.decoder.DenseModel` over a runner of segments. One step at a time.
@@ -45,7 +48,7 @@ class SegmentedDecoder:
     Args:
         source: the open model; it must stay open while norms of heads are read, and may be closed afterwards.
         config: its dimensions.
-        runner: of its segments.
+        runner: of its segments; owned from now on.
         fingerprint: of the model.
         numerics: of the runner: whatever can change a bit of K or V.
         max_rows: most tokens of one step.
@@ -101,6 +104,10 @@ class SegmentedDecoder:
             return np.empty((0, config.vocab), np.float32)
         (logits,) = self._run(config.layers, [x[logit_rows] for x in inputs])
         return logits
+
+    def close(self) -> None:
+        """Give back what the runner holds. Safe to call twice."""
+        self._runner.close()
 
     def _run(self, index: int, inputs: Sequence[Floats]) -> list[Floats]:
         """A segment over any number of rows: in the largest pieces there are, the last one padded with zeros."""

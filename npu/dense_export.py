@@ -12,6 +12,7 @@ from hostcache.errors import UsageError
 
 from .dense_graph import KEPT_FP16, DenseSegments, as_channels
 from .dense_manifest import DenseManifest, Port, SegmentFile
+from .dense_probe import PROBE_ROWS
 from .dense_reference import ReferenceRunner, record
 from .model import ModelConfig
 from .rknn_cache import CompileCache, Compiled, Compiler, require_on_npu
@@ -21,7 +22,7 @@ from .source import ModelSource
 
 __all__ = ["CALIBRATION_TOKENS", "Calibration", "dense_rows", "export_dense"]
 
-_ROWS = (1, 16, 64)  # a token, some sessions' tokens, a chunk of a prompt
+_ROWS = (4, 16, 64)  # a token or three, those of more sessions, a chunk of a prompt: one row is the launch's proof
 _INT8_ROWS = (16,)  # take 5 % more of the compiler's cycles than 1 (SmolLM2)
 
 CALIBRATION_TOKENS = 64
@@ -32,16 +33,21 @@ def dense_rows(rows: tuple[int, ...] | None, *, int8: bool) -> tuple[int, ...]:
     """Numbers of rows to compile segments for.
 
     Args:
-        rows: ascending; None for 1, 16 and 64, and for int8, which can have one number only, 16.
+        rows: ascending, the row that `npu.dense_probe` proves a launch by included; None for 4, 16 and 64, and for
+            int8, which can have one number only, 16.
         int8: whether they are for int8.
 
     Raises:
-        UsageError: they are not positive and ascending, or int8 is to have several, or one that does not divide
+        UsageError: they are not ascending, or less than 2, or int8 is to have several, or one that does not divide
             `CALIBRATION_TOKENS`.
     """
     rows = rows or (_INT8_ROWS if int8 else _ROWS)
-    if list(rows) != sorted(set(rows)) or rows[0] < 1:
-        raise UsageError(f"numbers of rows must be positive and ascending, got {rows}", rows=rows)
+    if list(rows) != sorted(set(rows)) or rows[0] <= PROBE_ROWS:
+        raise UsageError(
+            f"numbers of rows must be ascending, from {PROBE_ROWS + 1} on: a token's and that of a launch's proof; "
+            f"got {rows}",
+            rows=rows,
+        )
     if int8 and (len(rows) > 1 or CALIBRATION_TOKENS % rows[0]):
         raise UsageError(
             f"int8 segments take one number of rows, a divisor of {CALIBRATION_TOKENS}, got {rows}: "

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .rknn_log import LayerTable
-from .rknn_manifest import GraphFile
+from .rknn_manifest import DOMAIN_BYTES, GraphFile
 from .rknn_toolkit import TARGET
 
 __all__ = ["DOMAIN_BYTES", "DenseManifest", "Port", "SegmentFile"]
-
-DOMAIN_BYTES = 4 << 30
-"""What one IOMMU domain of the NPU can address (32-bit IOVA); the vendor's Python runtime uses one domain."""
 
 
 @dataclass(frozen=True)

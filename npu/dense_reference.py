@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,7 @@ class ReferenceRunner:
         self._peaks: list[dict[str, Floats]] = [{} for _ in range(len(segments))]
         self._session_of = onnxruntime.InferenceSession
         self._current = -1
+        self._session: Any = None  # of the current segment
 
     def run(self, index: int, inputs: Sequence[Floats]) -> list[Floats]:
         """Run one segment; see `npu.dense_decoder.SegmentRunner`."""
@@ -64,6 +66,10 @@ class ReferenceRunner:
         self.inputs[index].append([x.copy() for x in inputs])
         self.outputs[index].append(outputs)
         return outputs
+
+    def close(self) -> None:
+        """Let go of the segment whose weights are held."""
+        self._current, self._session = -1, None
 
     def smoothing(self, index: int) -> Smoothing:
         """What evens out the channels of a segment's values and of the weights that read them, by what was run.

@@ -9,9 +9,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hostcache.errors import DeviceError
 from staging import StagingBuffer
 
-__all__ = ["MAX_DIMENSION", "ROW_MULTIPLE", "AttentionDevice", "AttentionJob", "AttentionRun"]
+__all__ = ["MAX_DIMENSION", "ROW_MULTIPLE", "AttentionDevice", "AttentionJob", "AttentionRun", "without_frames"]
 
 MAX_DIMENSION = 8191
 """The NPU's size registers hold 13 bits; the vendor runtime rejects 0x2010 = 8208 against a limit of 0x1fff."""
@@ -67,6 +68,12 @@ class AttentionRun(Protocol):
             DeviceError: the run failed, or did not end in time: then `ended` is false, and the buffer is the device's
                 until it turns true.
         """
+
+
+def without_frames(error: DeviceError) -> DeviceError:
+    """The error alone, to be kept: tracebacks, its own and those of what led to it, hold views of the arena."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 class AttentionDevice(Protocol):

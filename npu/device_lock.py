@@ -45,22 +45,28 @@ class DeviceLock:
     Args:
         device: name of the device that every process would use, such as `fdab0000.npu`.
         folders: where the lock may lie, best first; None: `lock_folders()`.
+        shared: further locks of this process share the device with this one, which is held until all are released.
 
     Attributes:
         device: as given.
+        shared: as given.
         path: the lock's file.
 
     Raises:
-        DeviceError: another process, or another lock of this one, holds the device; or no folder takes the file.
+        DeviceError: another process holds the device, or another lock of this one that is not shared; or no folder
+            takes the file.
         UsageError: `device` is no plain name.
     """
 
-    def __init__(self, device: str, folders: Sequence[str | os.PathLike[str]] | None = None) -> None:
+    def __init__(
+        self, device: str, folders: Sequence[str | os.PathLike[str]] | None = None, *, shared: bool = False
+    ) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", device):
             raise UsageError(
                 f"{device!r} does not name a device: use its name without folders, such as fdab0000.npu", device=device
             )
         self.device = device
+        self.shared = shared
         places = lock_folders() if folders is None else list(map(Path, folders))
         self.path, self._file = _open_first(f"rockpage-{device}.lock", places)
         try:
@@ -89,6 +95,8 @@ class DeviceLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            if self._join():
+                return
             pid, program = _read_holder(self._file)
             who = f"process {pid} ({program})" if pid else "another process"
             raise DeviceError(
@@ -100,6 +108,16 @@ class DeviceLock:
             ) from error
         self._file.truncate(0)
         self._file.write(f"{os.getpid()} {Path(sys.argv[0]).name or 'python'}\n".encode()[:_HOLDER_BYTES])
+
+    def _join(self) -> bool:
+        """Hold the device together with a shared lock of this process; whether there is one."""
+        sharing = next((lock for lock in _held if lock.held and lock.shared and lock.path == self.path), None)
+        if sharing is None:
+            return False
+        self._file.close()
+        # The kernel's lock belongs to the open file, and ends when the last descriptor of it is closed.
+        self._file = io.FileIO(os.dup(sharing._file.fileno()), "r+")
+        return True
 
 
 _held: weakref.WeakSet[DeviceLock] = weakref.WeakSet()

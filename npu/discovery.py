@@ -7,7 +7,7 @@ from dataclasses import replace
 from .board import Board, Clock, Heap, ThermalZone
 from .device_node import DeviceNode
 from .kernel_devices import DeviceLister, KernelDevice, open_lister
-from .machine import Machine
+from .machine import Machine, decimal
 from .npu_search import MISC_NODE, NPU_COMPATIBLES, find_npu, has_fused_core
 from .soc import RK3583, find_soc
 
@@ -85,7 +85,7 @@ def _devfreq(machine: Machine, device: KernelDevice) -> Clock:
         governor=machine.text(f"{device.path}/governor"),
         current=machine.number(f"{device.path}/cur_freq"),
         limit=limit,
-        highest=max((int(hertz) for hertz in offered if hertz.isdecimal()), default=limit),
+        highest=max((hertz for hertz in map(decimal, offered) if hertz is not None), default=limit),
     )
 
 

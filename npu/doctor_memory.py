@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import posixpath
-
 from hostcache.dma_heap import PREFERRED_HEAPS
-from hostcache.memory_budget import meminfo_bytes
+from hostcache.memory_budget import meminfo_bytes, memory_budgets
 
 from .doctor_check import AS_ROOT, Case, Check
 from .memory_plan import runtime_bytes
@@ -44,14 +42,16 @@ def memory(case: Case) -> Check:
 
 def cgroup_memory(case: Case) -> Check:
     """Does a container or a service get less memory than the machine has?"""
-    name, limit = "cgroup_memory", _cgroup_limit(case)
-    total = meminfo_bytes("MemTotal", case.machine.root)
+    name, total = "cgroup_memory", meminfo_bytes("MemTotal", case.machine.root)
     why = "a process beyond its control group's limit is ended by the kernel, however much the machine has left"
-    if limit is None or (total is not None and limit >= total):
+    budgets = [budget for budget in memory_budgets(case.machine.root) if budget.cgroup is not None]
+    limited = [budget for budget in budgets if total is None or budget.limit < total]
+    if not limited:
         return Check(name, "ok", "no limit below the machine's memory", why)
-    found = f"limited to {_mib(limit)}"
-    if case.plan is not None and limit < case.plan.process_bytes:
-        found += f", {_mib(case.plan.process_bytes)} needed"
+    scarcest = min(limited, key=lambda budget: budget.available)
+    found = f"{scarcest.owner} is limited to {_mib(scarcest.limit)}, and has {_mib(scarcest.available)} left"
+    if case.plan is not None and scarcest.available < case.plan.process_bytes:
+        found += f"; {_mib(case.plan.process_bytes)} needed"
         return Check(
             name, "fail", found, why, "raise it (docker run --memory, systemd MemoryMax=), or take a smaller pool"
         )
@@ -122,26 +122,6 @@ def sram(case: Case) -> Check:
     except OSError:
         return Check(name, "info", "none", why)
     return Check(name, "info", next((line for line in reversed(lines) if "total" in line), "none"), why)
-
-
-def _cgroup_limit(case: Case) -> int | None:
-    """The smallest limit on this process's memory, its parents' included; None without one."""
-    limits = []
-    for line in (case.machine.text("/proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "":  # version 2
-            root, file = "/sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            root, file = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        while True:
-            limits.append(case.machine.number(f"{root}{path.rstrip('/')}/{file}"))
-            if path in ("", "/"):
-                break
-            path = posixpath.dirname(path)
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _mib(size: int) -> str:

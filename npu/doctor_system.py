@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 
 from .doctor_check import AS_ROOT, Case, Check
 
@@ -117,5 +118,5 @@ def _config(case: Case) -> str | None:
     """The kernel's build options, as far as it shows them."""
     try:
         return gzip.decompress(case.machine.read("/proc/config.gz")).decode(errors="replace")
-    except (OSError, EOFError):  # not there, not allowed, or cut short
+    except (OSError, EOFError, zlib.error):  # not there, not allowed, cut short, or damaged
         return case.machine.text(f"/boot/config-{case.process.release}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,27 +12,29 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hostcache.cache import PagedKVCache
-from hostcache.errors import RequestFailed, UsageError
+from hostcache.errors import UsageError
 from hostcache.prefix import Namespace, PrefixCache
-from hostcache.request import FinishReason, Request
+from hostcache.request import FinishReason
 from hostcache.scheduler import Scheduler, SchedulerConfig
 from hostcache.swap import SwapSpace
 
 from .attention import AttentionRuntime
 from .chat import ChatTemplate, encode_chat, turn_ends
 from .decoder import Decoder, DenseModel
+from .dense_folder import DenseFolder
 from .fp16 import Rounding
 from .interrupts import held_signals
 from .memory_pressure import respond_to_pressure
 from .model import ModelConfig
-from .model_memory import PoolChoice, choose_pool
+from .model_memory import MemoryDemand, PoolChoice, choose_pool
 from .model_runner import ModelRunner
-from .runtimes import PlacementName, open_runtime
+from .runtimes import PlacementName, first_choice, open_runtime
 from .sampler import SamplingParams
 from .score import Score, score_ids
 from .sessions import KeptState, Session
 from .source import open_model
 from .step_guard import StepGuard
+from .stepper import Stepper
 from .stream import RequestOutput, Stream
 from .structured import Constraint, StructureCompiler
 from .text import template_of, tokenizer_of
@@ -103,6 +105,7 @@ class Engine:
         self._template = template
         self._structures = StructureCompiler(tokenizer)
         self._streams: dict[int, Stream] = {}
+        self._stepper = Stepper(self.scheduler, self._runner, self._streams, self.pressure)
         self._outbox: dict[int, list[RequestOutput]] = {}  # by request: brought by a step and not yet handed out
         self._guard = StepGuard()
         try:
@@ -122,6 +125,7 @@ class Engine:
         activations: Literal["int8", "fp32"] = "int8",
         rounding: Rounding = "output",
         graphs: str | os.PathLike[str] | None = None,
+        dense: str | os.PathLike[str] | None = None,
         placement: PlacementName | None = None,
         resident_bytes: int = 0,
         context_length: int | None = None,
@@ -143,7 +147,9 @@ class Engine:
             threads: threads of the dense parts and of the `cpu` runtime.
             activations: `"int8"` is fast, `"fp32"` exact.
             rounding: where the emulated NPU rounds to fp16.
-            graphs: the model's attention graphs, for the `rknnlite` runtime: what `rockpage export attention` wrote.
+            graphs: the model's attention graphs, for a board's NPU: what `rockpage export attention` wrote.
+            dense: the model's dense segments, what `rockpage export dense` wrote: a board's NPU computes them, and
+                `activations` has no effect. None: this machine's CPU does.
             placement: what a staged runtime's device attends, see `npu.runtimes.PlacementName`.
             resident_bytes: memory in which decoding sequences stay staged from step to step, beside the pool.
             context_length: most tokens a sequence may hold; None: what the model was trained for.
@@ -159,32 +165,45 @@ class Engine:
         Raises:
             ModelError: the file is damaged or of a kind rockpage does not run.
             RegionError: less memory is left than the model, its runtime and the pool will take.
-            UsageError: an option is out of range, or the graphs are missing or for another model.
+            UsageError: an option is out of range, or graphs or segments are missing or for another model.
             MissingExtra: what the runtime needs is not installed.
             DeviceError: the simulator or the NPU cannot be used.
         """
-        with open_model(model) as source:
+        with open_model(model) as source, ExitStack() as opened:
+            model_config = ModelConfig.from_gguf(source)
             config = SchedulerConfig(
-                context_length=ModelConfig.from_gguf(source).context(context_length),
+                context_length=model_config.context(context_length),
                 max_rows=max_rows,
                 max_sequences=max_sequences,
                 prefill_chunk=min(prefill_chunk, max_rows),
                 step_seconds=step_seconds,
             )
-            pool = choose_pool(
-                source, activations, runtime=runtime, asked=pool_bytes, max_rows=max_rows, swap_bytes=swap_bytes
+            segments = None if dense is None else DenseFolder(dense, source, cache_dir=cache_dir)
+            demand = MemoryDemand(
+                activations,
+                runtime=first_choice(runtime, graphs),
+                max_rows=max_rows,
+                weights_bytes=None if segments is None else segments.manifest.npu_bytes,
+                resident_bytes=resident_bytes,
+                swap_bytes=swap_bytes,
             )
+            pool = choose_pool(source, demand, asked=pool_bytes)
             tokenizer, template = tokenizer_of(source), template_of(source)
-            decoder = Decoder.load(
-                source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir
+            decoder: DenseModel = (
+                Decoder.load(source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir)
+                if segments is None
+                else segments.load(max_rows)
             )
-        cache = PagedKVCache.create(decoder.geometry, pool.nbytes)
-        try:
+            opened.callback(decoder.close)
+            cache = PagedKVCache.create(model_config.geometry, pool.nbytes)
+            opened.callback(cache.close)
             swap = SwapSpace(swap_bytes, cache) if swap_bytes else None
+            if swap is not None:
+                opened.callback(swap.close)
             attention = open_runtime(
                 runtime,
                 cache,
-                decoder.config.heads,
+                model_config.heads,
                 threads=threads,
                 rounding=rounding,
                 graphs=graphs,
@@ -192,9 +211,7 @@ class Engine:
                 resident_bytes=resident_bytes,
                 cache_dir=cache_dir,
             )
-        except BaseException:
-            cache.close()
-            raise
+            opened.pop_all()
         return cls(
             decoder,
             tokenizer,
@@ -480,7 +497,7 @@ class Engine:
             return self._kept.load(Path(path), self._namespace(salt, prompt_version))
 
     def close(self) -> None:
-        """Give back threads, buffers and the pool; the weights go with the engine. Safe to call twice.
+        """Give back threads, buffers, the NPU and the pool; weights on the CPU go with the engine. Safe to call twice.
 
         Raises:
             UsageError: it was called from within a step, which still uses them.
@@ -489,6 +506,7 @@ class Engine:
         for request_id in list(self._streams):
             self.abort(request_id)
         self.runtime.close()
+        self._runner.close()
         if self.pressure is not None:
             self.pressure.close()
         if self._swap is not None:
@@ -505,55 +523,13 @@ class Engine:
     def _advance(self) -> None:
         """Compute one step; its outputs wait in the outbox, where no interruption can lose them."""
         with self._guard.step():
-            for output in self._compute_step():
+            for output in self._stepper.step():
                 self._outbox.setdefault(output.request_id, []).append(output)
-
-    def _compute_step(self) -> list[RequestOutput]:
-        if self.pressure is not None:
-            self.pressure.tend()
-        plan = self.scheduler.schedule()
-        if self.pressure is not None:
-            self.pressure.after_schedule(plan.rows)
-        outputs = []
-        if plan.rows:
-            sampling, started = plan.sampling, time.monotonic()
-            try:
-                logits = self._runner.compute(plan)
-                sampled = [self._sample(request, row) for request, row in zip(sampling, logits, strict=True)]
-            except BaseException:
-                self.scheduler.rollback(plan)
-                raise
-            tokens, stops = [token for token, _ in sampled], [ends for _, ends in sampled]
-            self.scheduler.commit(plan, tokens, stops, seconds=time.monotonic() - started)
-            outputs = [
-                self._output(self._streams[request.id], token)
-                for request, (token, _) in zip(sampling, sampled, strict=True)
-                if request.doomed is None
-            ]
-        # Requests that ended without a token in this step: failed, in the plan or before it.
-        ended = [request_id for request_id, stream in list(self._streams.items()) if stream.request.finished]
-        return outputs + [self._streams.pop(request_id).last() for request_id in ended]
 
     def _prepare(self, params: SamplingParams) -> Constraint | None:
         """Refuse what cannot be sampled with this model before anything is queued; the constraint of one request."""
         self._ids(list(params.logit_bias))
         return self._structures.constraint(params.structure) if params.structure else None
-
-    def _sample(self, request: Request, logits: NDArray[np.float32]) -> tuple[int, bool]:
-        try:
-            return self._streams[request.id].sample(logits)
-        except RequestFailed as error:  # this row is broken; the others are not
-            self.scheduler.end(request, FinishReason.FAILED, error)
-            return 0, False
-
-    def _output(self, stream: Stream, token: int) -> RequestOutput:
-        text = stream.push(token)
-        if stream.stopped:
-            self.scheduler.end(stream.request, FinishReason.STOP)
-        if not stream.request.finished:
-            return stream.output(token, text)
-        del self._streams[stream.request.id]
-        return stream.last((token,), text)
 
     def _namespace(self, salt: str, prompt_version: str) -> Namespace:
         return Namespace(self._runner.numerics, salt=salt, prompt_version=prompt_version)

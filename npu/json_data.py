@@ -35,7 +35,10 @@ def _read(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401 - a type
             raise ValueError(f"{where or 'it'} is {value!r:.50}, not a list")
         return tuple(_read(element, item, f"{where}[{index}]") for index, item in enumerate(value))
     if kind is float and type(value) is int:  # JSON has one kind of numbers
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{where} is beyond what a float holds") from None
     if type(value) is not kind:
         raise ValueError(f"{where} is {value!r:.50}, not of type {kind.__name__}")
     return value

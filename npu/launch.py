@@ -44,6 +44,7 @@ class Launch:
     Attributes:
         plan: how K and V are gathered.
         lengths: int32 `[layout.batch]`; tokens each sequence holds up to the tile's last token.
+        before: int32 `[layout.batch]`; tokens each held before the step, which writes the others.
         rows: int64 `[sequences, tile]`; rows of the step's q and out.
         share: the same rows, as the host's runtime takes them.
         group: query heads per KV head.
@@ -51,6 +52,7 @@ class Launch:
 
     plan: GatherPlan
     lengths: NDArray[np.int32]
+    before: NDArray[np.int32]
     rows: NDArray[np.int64]
     share: Share
     group: int
@@ -113,6 +115,7 @@ class _Part(NamedTuple):
     sequence: int
     first: int  # row of the step's q
     rows: int
+    before: int  # tokens the sequence held before the step
     length: int  # tokens the sequence holds up to and including the last of these rows
 
 
@@ -124,11 +127,13 @@ class Cut:
         layout: of its operands.
         work: what it costs, for one layer.
         share: its rows, as the host's runtime takes them.
+        before: int32 `[sequences]`; tokens each held before the step.
     """
 
     layout: StagingLayout
     work: Work
     share: Share
+    before: NDArray[np.int32]
 
 
 class LaunchPlanner:
@@ -226,9 +231,10 @@ class LaunchPlanner:
         # Sequences that pad the batch hold the first token of the first one.
         padding = layout.batch - share.batch.sequences
         lengths = np.concatenate([share.batch.context_lens, np.ones(padding, np.int32)])
+        before = np.concatenate([cut.before, np.zeros(padding, np.int32)])
         tables = np.concatenate([share.batch.tables, np.repeat(share.batch.tables[:1], padding, axis=0)])
         plan = GatherPlan.build(self._geometry, self._pool_blocks, tables, lengths, layout)
-        return Launch(plan, lengths, share.rows.reshape(share.batch.sequences, -1), share, self._group)
+        return Launch(plan, lengths, before, share.rows.reshape(share.batch.sequences, -1), share, self._group)
 
     def _cut(self, batch: AttentionBatch, parts: list[_Part]) -> Cut:
         """One launch of parts that have the same number of rows and the same bucket."""
@@ -248,7 +254,7 @@ class LaunchPlanner:
             multiply_adds=2 * rows * tokens * geometry.kv_heads * self._group * geometry.head_dim,
             gathered_bytes=layout.nbytes,
         )
-        return Cut(layout, work, share)
+        return Cut(layout, work, share, np.array([part.before for part in parts], np.int32))
 
     def _bucket(self, part: _Part) -> int:
         return self._buckets.fit(part.length + CANARY_TOKENS)
@@ -275,4 +281,4 @@ def _parts(batch: AttentionBatch, sequence: int) -> Iterator[_Part]:
     before = int(batch.context_lens[sequence]) - (end - start)  # tokens in front of the step's own
     for first in range(start, end, TILES[-1]):
         last = min(first + TILES[-1], end)
-        yield _Part(sequence, first, last - first, before + last - start)
+        yield _Part(sequence, first, last - first, before, before + last - start)

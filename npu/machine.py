@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "decimal"]
 
 LONGEST_RECORD = 8192
 """Bytes of a record of the kernel's log (CONSOLE_EXT_LOG_MAX, kernel/printk/printk.c); a read returns one."""
+
+
+_MOST_DIGITS = 20  # of 64 bits
+
+
+def decimal(text: str) -> int | None:
+    """What a kernel prints for an integer of 64 bits; None for any other text."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isdecimal() and len(digits) <= _MOST_DIGITS else None
 
 
 class Machine:
@@ -52,9 +61,8 @@ class Machine:
             return None
 
     def number(self, name: str) -> int | None:
-        """The file's text as a decimal integer; None if it is none."""
-        text = self.text(name) or ""
-        return int(text) if text.removeprefix("-").isdecimal() else None
+        """The file's text as a decimal integer of 64 bits; None if it is none."""
+        return decimal(self.text(name) or "")
 
     def strings(self, name: str) -> tuple[str, ...]:
         """A device tree's property: strings that each end in a NUL."""

@@ -64,7 +64,7 @@ class MemoryPlan:
         reserve_bytes: left to the kernel and other programs.
         weights_bytes: weights as they lie in memory after load.
         runtime_bytes: interpreter, libraries, graphs, tokenizer, and what a full step computes in.
-        staging_bytes: the staging arena.
+        staging_bytes: the staging arena, with the sequences that stay staged.
         device_bytes: memory of the emulated NPU's own; a board's NPU reads the arena itself.
         pool_asked: bytes asked for the pool; it takes whole blocks of them.
         context: tokens one session must be able to hold; None asks for nothing.

@@ -6,7 +6,7 @@ import mmap
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hostcache.errors import RegionError
+from hostcache.errors import RegionError, UsageError
 from hostcache.geometry import KVGeometry
 from hostcache.memory_budget import MemoryBudget, scarcest_budget
 from hostcache.pressure import PressureLimits
@@ -20,13 +20,43 @@ from .source import ModelSource
 from .staged import arena_bytes
 from .weights import Activations, plan_weights
 
-__all__ = ["USUAL_POOL_BYTES", "PoolChoice", "choose_pool", "plan_geometry", "plan_model", "require_memory"]
+__all__ = [
+    "USUAL_POOL_BYTES",
+    "MemoryDemand",
+    "PoolChoice",
+    "choose_pool",
+    "plan_geometry",
+    "plan_model",
+    "require_memory",
+]
 
 USUAL_POOL_BYTES = 192 << 20
 """512 blocks of the reference geometry (24 layers, 2 KV heads of 128)."""
 
 LEAST_TOKENS = 256
 """A pool for less serves nobody: nothing smaller is chosen unasked."""
+
+
+@dataclass(frozen=True)
+class MemoryDemand:
+    """What decides how much memory a load takes beside the pool.
+
+    Attributes:
+        activations: as the weights are to be loaded.
+        runtime: that is to be opened, by its own name; see `npu.runtimes.first_choice`.
+        max_rows: most tokens of one step.
+        weights_bytes: of weights that a board's NPU is to hold, in the same memory; None: those of the CPU.
+        resident_bytes: in which decoding sequences are to stay staged; the CPU's runtime, which stages none, says so
+            itself.
+        swap_bytes: for the KV of preempted requests.
+    """
+
+    activations: Activations
+    runtime: str
+    max_rows: int
+    weights_bytes: int | None = None
+    resident_bytes: int = 0
+    swap_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,7 @@ def plan_geometry(
     pool_asked: int,
     ram_bytes: int,
     reserve_bytes: int,
+    resident_bytes: int = 0,
     context: int | None = None,
     context_limit: int | None = None,
 ) -> MemoryPlan:
@@ -68,15 +99,21 @@ def plan_geometry(
         pool_asked: bytes asked for the pool.
         ram_bytes: memory there is.
         reserve_bytes: of it, left to the kernel and other programs.
+        resident_bytes: in which decoding sequences stay staged, beside the buffers of launches.
         context: tokens one session must be able to hold; None asks for nothing.
         context_limit: positions the model was trained for; None if unknown.
 
     Raises:
-        UsageError: no runtime computes such heads.
+        UsageError: no runtime computes such heads, or it stages nothing and has no use for `resident_bytes`.
         DimensionTooLarge: they are beyond what the NPU's registers hold.
     """
     check_geometry(geometry, heads)
-    staging = 0 if runtime == "cpu" else arena_bytes(geometry, heads)
+    if resident_bytes and runtime == "cpu":
+        raise UsageError(
+            f"the cpu runtime stages nothing: no sequence can stay so in {resident_bytes} bytes, leave them out",
+            resident_bytes=resident_bytes,
+        )
+    staging = 0 if runtime == "cpu" else arena_bytes(geometry, heads) + resident_bytes
     return MemoryPlan(
         geometry=geometry,
         ram_bytes=ram_bytes,
@@ -100,6 +137,7 @@ def plan_model(
     ram_bytes: int,
     reserve_bytes: int,
     max_rows: int = SchedulerConfig.max_rows,
+    resident_bytes: int = 0,
     context: int | None = None,
 ) -> MemoryPlan:
     """Plan for an open model; no weight is read.
@@ -112,11 +150,12 @@ def plan_model(
         ram_bytes: memory there is.
         reserve_bytes: of it, left to the kernel and other programs.
         max_rows: most tokens of one step.
+        resident_bytes: as in `plan_geometry`.
         context: tokens one session must be able to hold; None asks for nothing.
 
     Raises:
         ModelError: the model is damaged or of a kind rockpage does not run.
-        UsageError: `activations` is not known, or no runtime computes such heads.
+        UsageError: `activations` is not known, or as in `plan_geometry`.
         MissingExtra: a tensor's type needs the `gguf` package, which is not installed.
     """
     config = ModelConfig.from_gguf(source)
@@ -129,22 +168,19 @@ def plan_model(
         pool_asked=pool_asked,
         ram_bytes=ram_bytes,
         reserve_bytes=reserve_bytes,
+        resident_bytes=resident_bytes,
         context=context,
         context_limit=config.context_length,
     )
 
 
-def require_memory(
-    source: ModelSource, activations: Activations, *, runtime: str, pool_bytes: int, max_rows: int
-) -> None:
+def require_memory(source: ModelSource, demand: MemoryDemand, pool_bytes: int) -> None:
     """Refuse a load for which memory is not there, before any is taken: later the kernel would end the process.
 
     Args:
         source: the open model.
-        activations: as it is to be loaded.
-        runtime: that is to be opened; `"auto"` opens the CPU's.
+        demand: what its load takes beside the pool.
         pool_bytes: asked for the pool.
-        max_rows: most tokens of one step.
 
     Raises:
         RegionError: this machine, or a cgroup that the process is in, has less left than the plan calls for.
@@ -153,20 +189,12 @@ def require_memory(
     budget = scarcest_budget()
     if budget is None:  # the pool's pages are touched at start, and will tell
         return
-    plan = _plan_within(budget, source, activations, runtime=runtime, pool_asked=pool_bytes, max_rows=max_rows)
+    plan = _plan_within(budget, source, demand, pool_bytes)
     if plan.needed_bytes > plan.ram_bytes:
         raise _refusal(source, budget, plan)
 
 
-def choose_pool(
-    source: ModelSource,
-    activations: Activations,
-    *,
-    runtime: str,
-    asked: int | None,
-    max_rows: int,
-    swap_bytes: int = 0,
-) -> PoolChoice:
+def choose_pool(source: ModelSource, demand: MemoryDemand, asked: int | None) -> PoolChoice:
     """Settle how large the pool is: as asked; or, if nobody asked, as usual where memory is left for it, else smaller.
 
     Of what is left, so much stays free as has to be free for memory not to be short: a pool that took it would have to
@@ -174,57 +202,47 @@ def choose_pool(
 
     Args:
         source: the open model.
-        activations: as it is to be loaded.
-        runtime: as in `require_memory`.
+        demand: what its load takes beside the pool.
         asked: bytes; None leaves it to what there is.
-        max_rows: most tokens of one step.
-        swap_bytes: memory that is taken beside the pool, for the KV of preempted requests.
 
     Raises:
         RegionError: what is asked for does not fit, or not even a pool for 256 tokens.
         ModelError: as `require_memory`; so are `UsageError` and `MissingExtra`.
     """
     if asked is not None:
-        require_memory(source, activations, runtime=runtime, pool_bytes=asked + swap_bytes, max_rows=max_rows)
+        require_memory(source, demand, asked)
         return PoolChoice(asked, "as asked for")
     budget = scarcest_budget()
     if budget is None:
         return PoolChoice(USUAL_POOL_BYTES, "as usual: the kernel does not say what memory is left")
-    reserve = PressureLimits.of(budget.limit).high_bytes
-    plan = _plan_within(budget, source, activations, runtime=runtime, pool_asked=USUAL_POOL_BYTES, max_rows=max_rows)
-    plan = replace(plan, reserve_bytes=reserve + swap_bytes)
+    plan = _plan_within(budget, source, demand, USUAL_POOL_BYTES)
+    others = format_size(plan.needed_bytes - plan.pool_bytes)
+    left = f"{budget.owner} has {format_size(plan.ram_bytes)} for the process, whose other parts take {others}"
+    to_stay_free = PressureLimits.of(budget.limit).high_bytes
+    plan = replace(plan, reserve_bytes=plan.reserve_bytes + to_stay_free)
     least = plan.geometry.blocks_for(LEAST_TOKENS) * plan.geometry.block_bytes
     if plan.pool_limit_bytes < least:
         raise _refusal(source, budget, replace(plan, pool_asked=least))
-    others = format_size(plan.process_bytes - plan.pool_bytes + swap_bytes)
-    left = f"{budget.owner} has {format_size(plan.ram_bytes)} for the process, whose other parts take {others}"
     if plan.pool_limit_bytes >= USUAL_POOL_BYTES:
         return PoolChoice(USUAL_POOL_BYTES, f"as usual: {left}")
-    reason = f"not {format_size(USUAL_POOL_BYTES)}: {left}, and {format_size(reserve)} stay free"
+    reason = f"not {format_size(USUAL_POOL_BYTES)}: {left}, and {format_size(to_stay_free)} stay free"
     return PoolChoice(plan.pool_limit_bytes, reason, reduced=True)
 
 
-def _plan_within(
-    budget: MemoryBudget,
-    source: ModelSource,
-    activations: Activations,
-    *,
-    runtime: str,
-    pool_asked: int,
-    max_rows: int,
-) -> MemoryPlan:
+def _plan_within(budget: MemoryBudget, source: ModelSource, demand: MemoryDemand, pool_asked: int) -> MemoryPlan:
     """Plan for what a budget has left, and for what of the plan has been taken from it already."""
+    loaded = min(_resident_bytes(), LIBRARIES_BYTES)  # of what the plan counts, already there
     plan = plan_model(
         source,
-        activations,
-        runtime="cpu" if runtime == "auto" else runtime,
+        demand.activations,
+        runtime=demand.runtime,
         pool_asked=pool_asked,
-        ram_bytes=budget.available,
-        reserve_bytes=0,
-        max_rows=max_rows,
+        ram_bytes=budget.available + loaded,
+        reserve_bytes=demand.swap_bytes,
+        max_rows=demand.max_rows,
+        resident_bytes=0 if demand.runtime == "cpu" else demand.resident_bytes,
     )
-    loaded = min(_resident_bytes(), LIBRARIES_BYTES)  # of what the plan counts, already there
-    return replace(plan, ram_bytes=budget.available + loaded)
+    return plan if demand.weights_bytes is None else replace(plan, weights_bytes=demand.weights_bytes)
 
 
 def _refusal(source: ModelSource, budget: MemoryBudget, plan: MemoryPlan) -> RegionError:

@@ -3,34 +3,39 @@
 ::
 
     $XDG_CACHE_HOME/rockpage/rknn/
-        <key>.rknn      what the compiler made
-        <key>.json      its digest, and what the compiler said of it; written last
-        <key>.lock      held while the two are written
+        lock                            held while something is compiled or removed
+        <key>-<chip>-<note version>/
+            graph.rknn                  what the compiler made
+            note.json                   its digest, and what the compiler said of it
 
 The key is a digest of all that decides what the compiler makes: the graph, its sets of shapes, the samples it is
 calibrated by, the chip, and the compiler's version. What is found is hashed before it is used; a damaged file is made
-again.
+again. `cache_room.py` bounds its size.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
+import io
 import json
+import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
 from hostcache.errors import DeviceError
+from hostcache.whole_file import replace_file
 
+from .cache_room import CacheRoom, cache_limit, open_in_use, open_sound
 from .json_data import from_json
 from .rknn_log import LayerTable, complaints, layer_tables
 from .rknn_toolkit import TARGET, CompileJob
-from .weights_cache import make_private
+from .weights_cache import default_cache_dir, make_private
 
 __all__ = ["CompileCache", "Compiled", "Compiler", "file_sha256", "require_on_npu"]
 
 _NOTE_VERSION = 1  # part of the key: raise it when logs are read otherwise
+_GRAPH_FILE, _NOTE_FILE = "graph.rknn", "note.json"
 
 
 class Compiler(Protocol):
@@ -77,46 +82,60 @@ class Compiled:
 
 
 class CompileCache:
-    """Compiled graphs in one folder, which may be shared by processes.
+    """Compiled graphs in one folder, which may be shared by processes; one of them compiles at a time.
+
+    What was used longest ago is removed to make room for a new graph. What this object has found or made stays as long
+    as it lives.
 
     Args:
         folder: made if missing, mode 0700.
+
+    Attributes:
+        room: the entries.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.room = CacheRoom(folder, _GRAPH_FILE)
+
+    @classmethod
+    def default(cls) -> CompileCache:
+        """The user's.
+
+        Raises:
+            UsageError: the user has no home folder.
+        """
+        return cls(default_cache_dir() / "rknn")
 
     def compile(self, compiler: Compiler, job: CompileJob) -> Compiled:
         """Compile a graph, unless it is there.
 
         Raises:
             DeviceError: the compiler failed.
+            UsageError: `ROCKPAGE_CACHE_SIZE` is no size.
             OSError: the folder cannot be written, or is full.
         """
-        make_private(self._folder)
-        key = _key(compiler.version, job)
-        path = self._folder / f"{key}.rknn"
-        with (self._folder / f"{key}.lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when we are done or dead
-            note = _read_note(path)
-            found = note is not None
-            if note is None:
-                note = self._make(compiler, job, path)
+        limit = cache_limit()
+        path = self.room.folder / f"{_key(compiler.version, job)[:32]}-{TARGET}-{_NOTE_VERSION}" / _GRAPH_FILE
+        opened, found = _open(path), True
+        if opened is None:
+            make_private(self.room.folder)
+            with self.room.writing():
+                opened = _open(path)  # another process may have been faster
+                if opened is None:
+                    opened, found = self._make(compiler, job, path, limit), False
+        file, note = opened
+        weakref.finalize(self, file.close)  # until then it is in use
         onnx_sha256 = hashlib.sha256(job.onnx).hexdigest()
         return Compiled(path, note.sha256, onnx_sha256, note.tables, note.complaints, found)
 
-    def _make(self, compiler: Compiler, job: CompileJob, path: Path) -> _Note:
-        unfinished = path.with_suffix(".tmp")  # under the lock it is ours; a killed writer's is written over
-        try:
+    def _make(self, compiler: Compiler, job: CompileJob, path: Path, limit: int) -> tuple[io.BufferedReader, _Note]:
+        entry = path.parent
+        with self.room.new_file(entry) as unfinished:
             log = compiler.compile(job, unfinished)
             note = _Note(file_sha256(unfinished), tuple(layer_tables(log)), tuple(complaints(log)))
-            unfinished.replace(path)
-            unfinished.write_text(json.dumps(asdict(note)))
-            unfinished.replace(path.with_suffix(".json"))
-        except BaseException:  # a full disk that should not stay full; Ctrl-C
-            unfinished.unlink(missing_ok=True)
-            raise
-        return note
+            self.room.make_room(0, limit - unfinished.stat().st_size, beside=entry)  # on the disk it is already
+            replace_file(entry / _NOTE_FILE, json.dumps(asdict(note)).encode())
+        return open_in_use(path), note
 
 
 def require_on_npu(job: CompileJob, compiled: Compiled) -> None:
@@ -146,10 +165,14 @@ def file_sha256(path: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+        return _sha256(file)
+
+
+def _sha256(file: io.BufferedReader) -> str:
+    digest = hashlib.sha256()
+    while piece := file.read(1 << 20):
+        digest.update(piece)
     return digest.hexdigest()
 
 
@@ -163,10 +186,11 @@ def _key(version: str, job: CompileJob) -> str:
     return digest.hexdigest()
 
 
-def _read_note(path: Path) -> _Note | None:
-    """What is known of a file that is there and sound."""
+def _open(path: Path) -> tuple[io.BufferedReader, _Note] | None:
+    """A graph that is there and sound, in use until the stream is closed, and what is known of it."""
     try:
-        note = from_json(_Note, json.loads(path.with_suffix(".json").read_bytes()))
-        return note if file_sha256(path) == note.sha256 else None
+        note = from_json(_Note, json.loads((path.parent / _NOTE_FILE).read_bytes()))
     except (OSError, ValueError):
         return None
+    file = open_sound(path, lambda file: _sha256(file) == note.sha256)
+    return None if file is None else (file, note)

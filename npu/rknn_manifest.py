@@ -9,21 +9,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from hostcache.errors import BadModelFile, UsageError
+from hostcache.whole_file import replace_file
 
 from .folder_files import read_object
 from .json_data import from_json
 from .rknn_cache import Compiled, file_sha256
 
-__all__ = ["MANIFEST_FILE", "GraphFile", "Manifest", "claim_folder", "read_manifest", "write_manifest"]
+__all__ = ["DOMAIN_BYTES", "MANIFEST_FILE", "GraphFile", "Manifest", "claim_folder", "read_manifest", "write_manifest"]
 
 MANIFEST_FILE = "manifest.json"
 """In the folder of an export."""
+
+DOMAIN_BYTES = 4 << 30
+"""What one IOMMU domain of the NPU can address (32-bit IOVA); the vendor's Python runtime uses one domain."""
 
 _FORMAT = 1  # raise it when a field changes its meaning
 _DIGITS = 12
@@ -62,6 +67,10 @@ class Manifest(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     holds: ClassVar[str]
 
+    @property
+    def npu_bytes(self) -> int:
+        """NPU memory of one core that holds all graphs: files, and what their largest shapes need in between."""
+
     def graph_files(self) -> Iterable[GraphFile]:
         """Every .rknn file."""
 
@@ -88,6 +97,7 @@ def read_manifest(kind: type[_Manifest], folder: Path) -> _Manifest:
     if value is None:
         raise UsageError(f"{path} is not there: rockpage export {kind.holds} writes it", path=str(path))
     version, holds = value.pop("format", None), value.pop("holds", None)
+    value.pop("npu", None)  # follows from the rest
     if version != _FORMAT:
         raise _bad(path, f"it has format {version!r:.20}, this version of rockpage reads {_FORMAT}")
     if holds != kind.holds:
@@ -130,8 +140,9 @@ def write_manifest(folder: Path, manifest: Manifest, sources: Mapping[str, Path]
     """
     for name, source in sources.items():
         _place(source, folder / name)
-    content = {"format": _FORMAT, "holds": manifest.holds, **asdict(manifest)}
-    _replace(folder / MANIFEST_FILE, json.dumps(content, indent=1).encode())
+    memory = {"bytes": manifest.npu_bytes, "domain_bytes": DOMAIN_BYTES}
+    content = {"format": _FORMAT, "holds": manifest.holds, "npu": memory, **asdict(manifest)}
+    replace_file(folder / MANIFEST_FILE, json.dumps(content, indent=1).encode(), mode=0o666)
     for stray in folder.glob("*.rknn"):  # of an older manifest
         if stray.name not in sources:
             stray.unlink()
@@ -139,14 +150,19 @@ def write_manifest(folder: Path, manifest: Manifest, sources: Mapping[str, Path]
 
 def _check_file(folder: Path, entry: GraphFile) -> None:
     path = folder / entry.file
-    if entry.file != Path(entry.file).name:
+    if entry.file != Path(entry.file).name or "\0" in entry.file:
         raise _bad(folder / MANIFEST_FILE, f"{entry.file!r:.100} is not the name of a file")
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe or a device would be read for ever
+            raise _bad(path, "it is no regular file")
         digest = file_sha256(path)
     except OSError as error:
         raise _bad(path, f"it cannot be read ({error.strerror})") from error
     if digest != entry.sha256:
         raise _bad(path, f"its SHA-256 is {digest}, the manifest says {entry.sha256}")
+    if found.st_size != entry.nbytes:  # which memory is planned by
+        raise _bad(path, f"it has {found.st_size} bytes, the manifest says {entry.nbytes}")
 
 
 def _bad(path: Path, reason: str) -> BadModelFile:
@@ -163,14 +179,4 @@ def _place(source: Path, path: Path) -> None:
         os.link(source, unfinished)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, unfinished)
-    unfinished.replace(path)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the old content or the new, never half of it."""
-    unfinished = path.with_suffix(".tmp")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
     unfinished.replace(path)

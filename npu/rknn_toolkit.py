@@ -148,8 +148,7 @@ class RknnToolkit:
 
     def close(self) -> None:
         """End the worker and remove what it left behind. Safe to call twice."""
-        self._process.kill()  # it has nothing to finish: files are ours only when a call has returned
-        self._process.wait()
+        self._end()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # a request that nobody read
@@ -224,7 +223,7 @@ class RknnToolkit:
         except DeviceError:
             raise
         except BaseException:  # Ctrl-C: its answer would be taken for that of the next call
-            self._process.kill()
+            self._end()
             raise
 
     def _receive(self, what: str, seconds: float) -> tuple[dict[str, Any], list[NDArray[Any]]]:
@@ -232,7 +231,7 @@ class RknnToolkit:
         assert answers is not None, "a pipe, see Popen"
         ready, _, _ = select.select([answers], [], [], seconds)
         if not ready:
-            self._process.kill()
+            self._end()
             raise DeviceError(f"{what}: rknn-toolkit2 did not answer within {seconds} s and was ended", seconds=seconds)
         try:
             answer, arrays = read_message(answers)
@@ -241,6 +240,11 @@ class RknnToolkit:
         if error := answer.get("error"):
             raise DeviceError(f"{what}: rknn-toolkit2 refused: {error}", error=error)
         return answer, arrays
+
+    def _end(self) -> None:
+        """End the worker at once. It has nothing to finish: files are ours only when a call has returned."""
+        self._process.kill()
+        self._process.wait()
 
     def _death(self, what: str) -> DeviceError:
         """What to say of a worker that has ended."""

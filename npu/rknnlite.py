@@ -8,10 +8,8 @@ returns that code; so they are called here one by one. They are the same in its 
 from __future__ import annotations
 
 import logging
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,38 +18,14 @@ from numpy.typing import NDArray
 
 from hostcache.errors import DeviceError, MissingExtra
 
+from .niceness import kept_niceness
+from .rknn_errors import call_error, code_name, require_content
+
 __all__ = ["LiteContext"]
 
 _Value = TypeVar("_Value")
 
 _log = logging.getLogger(__name__)
-
-_CODES = {
-    -1: "RKNN_ERR_FAIL",
-    -2: "RKNN_ERR_TIMEOUT",
-    -3: "RKNN_ERR_DEVICE_UNAVAILABLE",
-    -4: "RKNN_ERR_MALLOC_FAIL",
-    -7: "RKNN_ERR_CTX_INVALID",
-}
-"""What a run returns; the wheel names the codes of the other calls itself."""
-
-_CANNOT_OPEN = "the NPU cannot be opened: it takes the vendor's driver and the groups video and render"
-
-_NO_CORE = "the chip has no such core (an RK3588 has three, an RK3583 two), or the context is broken"
-
-_CAUSES = (
-    ("Can not find dynamic library", "the vendor's library is missing: put librknnrt.so into /usr/lib"),
-    ("specify the target", "the chip is not known: a container must be shown /proc/device-tree"),
-    ("missing in the container", "the container must be shown /proc/device-tree and /dev/dri"),
-    ("npu core mode", _NO_CORE),
-    ("MODEL_INVALID", "librknnrt.so is older than the compiler, or the file is no graph: use one version of both"),
-    ("UNMATCH", "the graph, or librknnrt.so, is for another chip: export the graphs for this one"),
-    ("MALLOC_FAIL", "no memory for the NPU: export smaller buckets, or end what else uses the NPU"),
-    ("TIMEOUT", "the NPU did not answer: the kernel's log has the driver's words"),
-    ("DEVICE_UNAVAILABLE", _CANNOT_OPEN),
-    ("init failed", _CANNOT_OPEN),
-)
-"""What the vendor says, and the likely cause. The first that matches counts."""
 
 
 class LiteContext:
@@ -72,15 +46,15 @@ class LiteContext:
 
     def __init__(self, graph: Path, core: int) -> None:
         self._where = f"{graph.name} on core {core}"
-        if not graph.stat().st_size:
-            raise DeviceError(f"{graph} is empty, and librknnrt.so would take its bytes for a path: export it again")
+        require_content(graph)
         self._words = _Words()
         self._lite = self._call("RKNNLite", _lite_class())
         self._lite.rknn_log = self._words
         try:
             self._expect_0("load_rknn", self._lite.load_rknn, str(graph))
-            with _kept_niceness():
+            with kept_niceness():
                 self._expect_0("init_runtime", lambda: self._lite.init_runtime(core_mask=1 << core))
+            self._lite.rknn_data = None  # the file's bytes, which the library has copied: they would stay for good
             self.version, self.driver = self._versions()
             self._steps = self._find_steps()
         except BaseException:
@@ -88,15 +62,22 @@ class LiteContext:
             raise
 
     def run(self, inputs: Sequence[NDArray[np.float16]], shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Run the graph and wait for its result.
+        """Run a graph of one output; see `run_all`."""
+        (result,) = self.run_all(inputs, (shape,))
+        return result
+
+    def run_all(
+        self, inputs: Sequence[NDArray[np.float16]], shapes: Sequence[tuple[int, ...]]
+    ) -> list[NDArray[np.float32]]:
+        """Run the graph and wait for its results.
 
         Args:
             inputs: in the graph's order, four axes each, channels last. Not checked by the wheel: a wrong number of
                 elements would be read behind its end.
-            shape: of the output, channels second.
+            shapes: of the outputs in the graph's order, channels second.
 
         Returns:
-            float32 `shape`, the caller's own.
+            float32 arrays of these shapes, the caller's own.
 
         Raises:
             DeviceError: a call failed, or brought something else. That none failed does not prove the result fresh.
@@ -105,13 +86,13 @@ class LiteContext:
         # The wheel writes into the list of formats.
         self._call("set_inputs", set_inputs, list(inputs), None, ["nhwc"] * len(inputs))
         if returned := self._call("run", run):
-            raise self._error("run", f"returned {returned}", _CODES.get(returned, ""))
+            raise self._error("run", f"returned {returned}", code_name(returned))
         outputs = self._call("get_outputs", get_outputs)
         found = [(getattr(o, "dtype", type(o)), getattr(o, "shape", None)) for o in outputs or ()]
-        if found != [(np.float32, shape)]:
-            raise self._error("get_outputs", f"returned {found}", f"one float32 array {shape} was asked for")
-        result: NDArray[np.float32] = outputs[0]
-        return result
+        if found != [(np.float32, shape) for shape in shapes]:
+            wanted = ", ".join(map(str, shapes))
+            raise self._error("get_outputs", f"returned {found}", f"float32 {wanted} was asked for")
+        return list(outputs)
 
     def release(self) -> None:
         """Give back what the NPU holds. Safe to call twice; what the vendor says to it is logged, no more."""
@@ -157,9 +138,7 @@ class LiteContext:
         raise self._error(name, "failed", said)
 
     def _error(self, call: str, outcome: str, said: str) -> DeviceError:
-        cause = next((cause for words, cause in _CAUSES if words in said), "")
-        reasons = "; ".join(filter(None, (said, cause))) or "nothing was said about it"
-        return DeviceError(f"{self._where}: {call} {outcome}: {reasons}", call=call, outcome=outcome)
+        return call_error(self._where, call, outcome, said)
 
 
 class _Words:
@@ -184,23 +163,6 @@ class _Words:
         return errors[-1] if errors else ""
 
 
-@contextmanager
-def _kept_niceness() -> Iterator[None]:
-    """Undo what librknnrt.so does to the process's priority when it is loaded: -19, above all else on the machine.
-
-    Linux keeps a niceness for each thread, and whether the library names the calling one or the process, which is the
-    main one, is not documented.
-    """
-    threads = {0, os.getpid()}
-    before = {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
-    try:
-        yield
-    finally:
-        for thread in threads:
-            if os.getpriority(os.PRIO_PROCESS, thread) < before[thread]:
-                os.setpriority(os.PRIO_PROCESS, thread, before[thread])
-
-
 def _lite_class() -> Callable[[], Any]:
     """The vendor's class.
 
@@ -211,8 +173,8 @@ def _lite_class() -> Callable[[], Any]:
         from rknnlite.api import RKNNLite  # type: ignore[import-not-found] # noqa: PLC0415 - boards only
     except ImportError as error:
         raise MissingExtra(
-            f"the rknnlite runtime needs the vendor's rknn-toolkit-lite2 ({error}): on the board, with Python 3.10 to "
-            "3.12, pip install 'rockpage[board]'"
+            f"the rknnlite runtime and dense segments need the vendor's rknn-toolkit-lite2 ({error}): on the board, "
+            "with Python 3.10 to 3.12, pip install 'rockpage[board]'"
         ) from error
     made: Callable[[], Any] = RKNNLite
     return made

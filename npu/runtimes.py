@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from hostcache.errors import UsageError
-from staging import DEFAULT_BUCKETS
+import numpy as np
+from numpy.typing import NDArray
+
+from hostcache.errors import DeviceError, RegionError, UsageError
 
 from .attention import AttentionRuntime
-from .board import Npu
+from .board_device import CORES
+from .board_trial import try_launches
 from .calibration import CalibrationKey, load_cost_model
 from .cost_model import PUBLISHED
 from .cpu import CpuAttention
 from .device import AttentionDevice
 from .discovery import discover
-from .emulated import EmulatedAttention
+from .emulated_device import EmulatedDevice
 from .fp16 import Rounding
-from .launch import BATCHES
 from .placement import ByCost, Placement
-from .rknnlite_device import CORES, RknnLiteDevice
+from .rknnlite_device import RknnLiteDevice
+from .rknnrt import LIBRARY
+from .rknnrt_device import RknnrtDevice
+from .runtime_choice import choose, heaps_for, vendor_npu
 from .simulator_device import SimulatorDevice
 from .staged import StagedAttention
 from .weights_cache import default_cache_dir
 
 if TYPE_CHECKING:
     from hostcache.cache import PagedKVCache
-    from hostcache.geometry import KVGeometry
 
-__all__ = ["PlacementName", "RuntimeName", "open_runtime"]
+__all__ = ["PlacementName", "RuntimeName", "first_choice", "open_runtime"]
 
-RuntimeName = Literal["auto", "cpu", "emulated", "simulator", "rknnlite"]
+RuntimeName = Literal["auto", "cpu", "emulated", "simulator", "rknnlite", "rknnrt"]
 """`cpu` reads straight through the block table; the others go through staging: `emulated` to the strict emulated NPU,
-`simulator` to the vendor's simulator, which is slow and needs rknn-toolkit2, `rknnlite` to a board's NPU.
+`simulator` to the vendor's simulator, which is slow and needs rknn-toolkit2, `rknnlite` and `rknnrt` to a board's NPU:
+the one by the vendor's Python wheel, which copies, the other by its C library, which reads in place.
 
-`auto` is `rknnlite` if the machine has an NPU with the vendor's driver and its graphs are given; else `cpu`.
+`auto` is for a machine that has an NPU with the vendor's driver, and its graphs: `rknnrt` if there are librknnrt.so and
+a DMA heap that this user may open, and if trial launches on each core are right, which no board has shown so far; else
+`rknnlite`, which memory for what stays staged is of no use to. On other machines, and without graphs, it is `cpu`.
 """
 
 PlacementName = Literal["device", "cost"]
 """What a staged runtime's device attends: `device`, all that fits its buckets; `cost`, what takes it less time than the
 CPU, by `rockpage calibrate` or else by published figures."""
+
+_log = logging.getLogger(__name__)
 
 
 def open_runtime(
@@ -64,7 +77,7 @@ def open_runtime(
         heads: query heads of the model.
         threads: threads of the `cpu` runtime, which also attends what the staged ones leave to the host.
         rounding: where the emulated NPU rounds to fp16.
-        graphs: the folder that `rockpage export attention` wrote, for `rknnlite`.
+        graphs: the folder that `rockpage export attention` wrote, for `rknnlite` and `rknnrt`.
         placement: see `PlacementName`; None: by cost for `auto`, else what was asked for.
         resident_bytes: memory in which decoding sequences stay staged; for devices that read it in place.
         cache_dir: where calibrations are kept; None: the user's cache folder.
@@ -75,6 +88,7 @@ def open_runtime(
         BadModelFile: the folder of graphs is damaged.
         MissingExtra: what the runtime needs is not installed.
         DeviceError: the simulator's process did not start, or the NPU cannot be used.
+        RegionError: the memory for staging is not there.
 
     Example:
         >>> import numpy as np
@@ -99,9 +113,50 @@ def open_runtime(
             f"no placement is called '{placement}': use one of {', '.join(get_args(PlacementName))}",
             placement=placement,
         )
-    if name == "auto":
-        placement = placement or "cost"
-        name = "rknnlite" if graphs is not None and _vendor_npu() else "cpu"
+    open_named = functools.partial(
+        _open,
+        cache=cache,
+        heads=heads,
+        threads=threads,
+        rounding=rounding,
+        graphs=graphs,
+        resident_bytes=resident_bytes,
+        cache_dir=cache_dir,
+    )
+    if name != "auto":
+        return open_named(name, placement=placement)
+    placement = placement or "cost"
+    candidates, why = choose(discover(), graphs=graphs is not None, library=LIBRARY, resident=bool(resident_bytes))
+    for_nothing = graphs is not None and candidates == ["cpu"]
+    _log.log(logging.WARNING if for_nothing else logging.INFO, "attention runtime %s: %s", candidates[0], why)
+    for candidate, next_best in pairwise(candidates):
+        try:
+            return open_named(candidate, placement=placement)
+        except (DeviceError, RegionError) as error:  # noqa: PERF203 - two at most
+            _log.warning("the %s runtime cannot be used, so %s is: %s", candidate, next_best, str(error))
+    return open_named(candidates[-1], placement=placement)
+
+
+def first_choice(name: str, graphs: str | os.PathLike[str] | None) -> str:
+    """The runtime that a name opens if nothing is in the way; see `open_runtime`."""
+    if name != "auto":
+        return name
+    candidates, _ = choose(discover(), graphs=graphs is not None, library=LIBRARY)
+    return candidates[0]
+
+
+def _open(
+    name: str,
+    *,
+    cache: PagedKVCache,
+    heads: int,
+    threads: int,
+    rounding: Rounding,
+    graphs: str | os.PathLike[str] | None,
+    placement: PlacementName | None,
+    resident_bytes: int,
+    cache_dir: str | os.PathLike[str] | None,
+) -> AttentionRuntime:
     if name == "cpu":
         if resident_bytes:
             raise UsageError(
@@ -132,12 +187,6 @@ def open_runtime(
     return runtime
 
 
-def _vendor_npu() -> Npu | None:
-    """The NPU, if the vendor's runtime can use it."""
-    npu = discover().npu
-    return npu if npu is not None and npu.driver == "rknpu" else None
-
-
 def _open_staged(
     name: str,
     cache: PagedKVCache,
@@ -149,39 +198,43 @@ def _open_staged(
     placement: Placement | None,
     resident_bytes: int,
 ) -> StagedAttention:
+    staged = functools.partial(
+        StagedAttention, cache, heads, host=host, placement=placement, resident_bytes=resident_bytes
+    )
+    geometry = cache.geometry
     if name == "emulated":
-        return EmulatedAttention(cache, heads, rounding, host=host, placement=placement, resident_bytes=resident_bytes)
-    device: AttentionDevice
-    buckets: Sequence[int] = DEFAULT_BUCKETS
-    batches: Sequence[int] = BATCHES
+        return staged(lambda memory: EmulatedDevice(memory, rounding))
     if name == "simulator":
-        device = SimulatorDevice(cache.geometry.kv_heads, heads, cache.geometry.head_dim)
-    else:
-        device = board = _open_board(cache.geometry, heads, graphs)
-        buckets, batches = board.buckets, board.batches
-    try:
-        return StagedAttention(
-            cache,
-            heads,
-            lambda _memory: device,
-            cores=device.cores,
-            buckets=buckets,
-            batches=batches,
-            host=host,
-            placement=placement,
-            resident_bytes=resident_bytes,
+        simulator = SimulatorDevice(geometry.kv_heads, heads, geometry.head_dim)
+        with _closed_on_error(simulator):
+            return staged(lambda _memory: simulator, cores=simulator.cores)
+    if graphs is None:
+        raise UsageError(
+            f"the {name} runtime needs the model's attention graphs: rockpage export attention MODEL --out DIR, on an "
+            "x86-64 machine, and --graphs DIR here"
         )
+    npu = vendor_npu(discover())
+    cores = npu.cores if npu else CORES  # it may be hidden; the vendor's runtime knows
+    model = (Path(graphs), geometry.kv_heads, heads, geometry.head_dim)
+    if name == "rknnlite":
+        copying = RknnLiteDevice(*model, cores=cores)
+        with _closed_on_error(copying):
+            return staged(lambda _memory: copying, cores=cores, buckets=copying.buckets, batches=copying.batches)
+    device = RknnrtDevice(*model, cores=cores, library=LIBRARY, heaps=heaps_for(npu))
+    buckets, batches = device.buckets, device.batches
+
+    def tried(memory: NDArray[np.uint8]) -> RknnrtDevice:
+        try_launches(device, memory, geometry, heads, buckets=buckets, batches=batches)
+        return device
+
+    with _closed_on_error(device):
+        return staged(tried, cores=cores, take=device.take, buckets=buckets, batches=batches)
+
+
+@contextmanager
+def _closed_on_error(device: AttentionDevice) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         device.close()
         raise
-
-
-def _open_board(geometry: KVGeometry, heads: int, graphs: str | os.PathLike[str] | None) -> RknnLiteDevice:
-    if graphs is None:
-        raise UsageError(
-            "the rknnlite runtime needs the model's attention graphs: rockpage export attention MODEL --out DIR, on an "
-            "x86-64 machine, and --graphs DIR here"
-        )
-    npu = _vendor_npu()
-    cores = npu.cores if npu else CORES  # it may be hidden; the vendor's runtime knows
-    return RknnLiteDevice(Path(graphs), geometry.kv_heads, heads, geometry.head_dim, cores=cores)

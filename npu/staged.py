@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.cache import PagedKVCache
+from hostcache.dma_heap import HeapRegion
 from hostcache.errors import DeviceError, RegionError, UsageError
 from hostcache.geometry import KVGeometry
 from hostcache.region import Region
@@ -21,7 +22,7 @@ from .attention import AttentionBatch, AttentionRuntime
 from .canary import CANARY_TOKENS, Canary
 from .checks import check_operand, check_process, copy_checked
 from .cores import Cores
-from .device import AttentionDevice, AttentionJob, AttentionRun
+from .device import AttentionDevice, AttentionJob, AttentionRun, without_frames
 from .host_share import HostShare
 from .launch import BATCHES, Launch, LaunchPlanner
 from .placement import Everything, Placement
@@ -42,6 +43,10 @@ def arena_bytes(geometry: KVGeometry, heads: int, cores: int = 3, buckets: Seque
     """
     planner = LaunchPlanner(geometry, 0, heads, Buckets(buckets))
     return StagingArena.bytes_for(cores * BUFFERS_PER_CORE, planner.buffer_bytes)
+
+
+def _ordinary_memory(nbytes: int, _buffer_bytes: int) -> Region:
+    return Region.anonymous(nbytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +79,9 @@ class StagedAttention:
         batches: counts that decoding sequences are padded to, ascending.
         host: attends what the device does not, over the same cache; owned from now on, closed by `close()`.
         placement: says what that is, beside contexts that no bucket holds.
-        take: where the arena's memory comes from, by its size in bytes.
-        resident_bytes: memory of the arena in which decoding sequences stay staged from step to step.
+        take: where the arena's memory comes from, by its size in bytes and those of each buffer.
+        resident_bytes: memory of the arena in which decoding sequences stay staged from step to step; rounded up to
+            whole dma-bufs, if the arena consists of such.
 
     Attributes:
         name: the device's.
@@ -105,7 +111,7 @@ class StagedAttention:
         batches: Sequence[int] = BATCHES,
         host: AttentionRuntime | None = None,
         placement: Placement | None = None,
-        take: Callable[[int], Region] = Region.anonymous,
+        take: Callable[[int, int], Region] = _ordinary_memory,
         resident_bytes: int = 0,
     ) -> None:
         self._cache = cache
@@ -116,17 +122,25 @@ class StagedAttention:
             raise UsageError(
                 f"{resident_bytes} bytes cannot be set aside: 0 keeps nothing staged", nbytes=resident_bytes
             )
-        region = take(nbytes + resident_bytes)
+        buffers = cores * BUFFERS_PER_CORE
+        region = take(nbytes + resident_bytes, nbytes // buffers)
         try:
             self._device = open_device(region.buffer)
             self.launches = LaunchPlanner(
                 cache.geometry, cache.blocks, heads, sizes, batches=batches, tiled=self._device.tiled
             )
-            self._arena = StagingArena(region, cores * BUFFERS_PER_CORE, self._device, spare=resident_bytes)
+            self._arena = StagingArena(region, buffers, self._device, spare=region.nbytes - nbytes)
             self.residency: Residency | None = None
             if resident_bytes:
                 _check_residency(self._device, resident_bytes)
-                self.residency = Residency(cache, region.buffer[nbytes:], nbytes, self._device, CANARY_TOKENS)
+                self.residency = Residency(
+                    cache,
+                    region.buffer[nbytes:],
+                    nbytes,
+                    self._device,
+                    CANARY_TOKENS,
+                    piece_bytes=region.piece_bytes if isinstance(region, HeapRegion) else None,
+                )
         except BaseException:
             with contextlib.suppress(RegionError):  # the error's frames may hold views; the memory goes with them
                 region.close()
@@ -239,11 +253,9 @@ class StagedAttention:
                 self._finish(in_flight.popleft(), layer, q, out)
         finally:
             # Only after an error is anything left. The device must be done with a buffer before it is filled again.
-            for abandoned in in_flight:
-                with contextlib.suppress(DeviceError):
-                    abandoned.run.wait()
-                self.cores.abandoned(abandoned.core)
-                self._let_go(abandoned)
+            with contextlib.ExitStack() as each:  # also where another Ctrl-C comes
+                for abandoned in reversed(in_flight):
+                    each.callback(self._abandon, abandoned)
 
     def _finish(self, done: _InFlight, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         """Bring in the result of a launch, from wherever it can be had."""
@@ -272,7 +284,7 @@ class StagedAttention:
         except DeviceError as error:
             buffer.release()
             self.cores.refused(core, error)
-            return error.with_traceback(None)
+            return without_frames(error)
         except BaseException:
             buffer.release()
             raise
@@ -288,11 +300,23 @@ class StagedAttention:
             done.planned.launch.read_out(done.buffer, out)
         except DeviceError as error:
             self.cores.failed(done.core, error, ended=done.run.ended)
-            return error.with_traceback(None)  # its frames hold views of the arena
+            return without_frames(error)
+        except BaseException:
+            self.cores.abandoned(done.core)
+            raise
         finally:
             self._let_go(done)
         self.cores.worked(done.core)
         return None
+
+    def _abandon(self, left: _InFlight) -> None:
+        """Wait for a run whose result nobody wants."""
+        try:
+            with contextlib.suppress(DeviceError):
+                left.run.wait()
+        finally:
+            self.cores.abandoned(left.core)
+            self._let_go(left)
 
     def _on_host(
         self, launch: Launch, layer: int, q: NDArray[np.float32], out: NDArray[np.float32], error: DeviceError

@@ -120,4 +120,4 @@ class StepPlanner:
         launch = self._launches.launch(cut)
         if self._residency is None or cut.layout.mask_rows:
             return PlannedLaunch(launch, None)
-        return PlannedLaunch(launch, self._residency.lend(launch.plan, launch.lengths))
+        return PlannedLaunch(launch, self._residency.lend(launch.plan, launch.lengths, launch.before))

@@ -27,14 +27,14 @@ from pathlib import Path
 from hostcache.errors import BadModelFile, RockpageError, UsageError
 from hostcache.whole_file import replace_file
 
-from .cache_room import cache_limit, make_room, open_in_use, writing
+from .cache_room import CacheRoom, cache_limit, open_in_use, open_sound
 from .folder_files import read_object
 from .mapped_file import MappedFile, file_identity
 from .onnx_graph import WEIGHTS_FILE
 from .source import ModelSource
 from .weights import Activations, WeightsPlan
 
-__all__ = ["FORM_VERSION", "default_cache_dir", "make_private", "model_digest", "weights_folder"]
+__all__ = ["FORM_VERSION", "default_cache_dir", "make_private", "model_digest", "weights_folder", "weights_room"]
 
 FORM_VERSION = 1
 """Part of the cache's key and of a decoder's `numerics`: raise it whenever a file's content or a graph changes."""
@@ -71,6 +71,11 @@ def make_private(folder: Path) -> None:
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
+def weights_room(cache_dir: Path) -> CacheRoom:
+    """The weights in a cache, whose root `cache_dir` is."""
+    return CacheRoom(cache_dir / "weights", WEIGHTS_FILE)
+
+
 def model_digest(source: ModelSource, cache_dir: Path) -> str:
     """SHA-256 of a model's files in hex, remembered for as long as they are the same.
 
@@ -105,7 +110,7 @@ def weights_folder(
         UsageError: neither the cache nor the temporary folder can hold the file, or `ROCKPAGE_CACHE_SIZE` is no size.
     """
     limit = cache_limit()
-    path = cache_dir / "weights" / f"{digest[:32]}-{activations}-{FORM_VERSION}" / WEIGHTS_FILE
+    path = weights_room(cache_dir).folder / f"{digest[:32]}-{activations}-{FORM_VERSION}" / WEIGHTS_FILE
     with contextlib.ExitStack() as stack:
         file = _open_whole(path, plan)
         if file is None:
@@ -137,47 +142,32 @@ def _build_elsewhere(
 
 def _build(path: Path, source: ModelSource, plan: WeightsPlan, limit: int) -> io.BufferedReader:
     """Write a weights file, unless another process does so first, and open it."""
-    folder, nbytes = path.parent, plan.nbytes + _DIGEST_BYTES
-    make_private(folder.parent)
-    with writing(folder.parent):
+    entry, nbytes = path.parent, plan.nbytes + _DIGEST_BYTES
+    room = CacheRoom(entry.parent, path.name)
+    make_private(room.folder)
+    with room.writing():
         file = _open_whole(path, plan)
         if file is not None:
             return file
-        make_room(folder.parent, nbytes, limit, beside=folder)
-        make_private(folder)
-        unfinished = path.with_suffix(".tmp")  # under the lock it is ours; a killed writer's is written over
-        try:
-            with unfinished.open("w+b") as new:
-                os.posix_fallocate(new.fileno(), 0, nbytes)  # a full disk shows before the work, not at its end
-                plan.write(source, new)
-                new.seek(0)
-                new.write(_hash(new, plan.nbytes))
-                new.flush()
-                os.fsync(new.fileno())
-        except BaseException:  # a full disk that should not stay full; Ctrl-C
-            unfinished.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not if it holds a damaged file
-                folder.rmdir()
-            raise
-        unfinished.replace(path)
-        _sync_folder(folder)
+        room.make_room(nbytes, limit, beside=entry)
+        with room.new_file(entry) as unfinished, unfinished.open("w+b") as new:
+            os.posix_fallocate(new.fileno(), 0, nbytes)  # a full disk shows before the work, not at its end
+            plan.write(source, new)
+            new.seek(0)
+            new.write(_hash(new, plan.nbytes))
+            new.flush()
+            os.fsync(new.fileno())
         return open_in_use(path)
 
 
 def _open_whole(path: Path, plan: WeightsPlan) -> io.BufferedReader | None:
     """The weights file of a plan, in use until it is closed; None if it is not there or damaged."""
-    with contextlib.ExitStack() as closing:
-        try:
-            file = closing.enter_context(open_in_use(path))
-            size = os.fstat(file.fileno()).st_size
-            if size != plan.nbytes + _DIGEST_BYTES or _hash(file, plan.nbytes) != file.read():
-                return None
-        except OSError:
-            return None
-        with contextlib.suppress(OSError):  # another user's, or read-only: it only seems to be used less than it is
-            os.utime(file.fileno())
-        closing.pop_all()
-        return file
+
+    def is_whole(file: io.BufferedReader) -> bool:
+        size = os.fstat(file.fileno()).st_size
+        return size == plan.nbytes + _DIGEST_BYTES and _hash(file, plan.nbytes) == file.read()
+
+    return open_sound(path, is_whole)
 
 
 def _file_digest(model: MappedFile, cache_dir: Path) -> str:
@@ -217,11 +207,3 @@ def _hash(file: io.BufferedIOBase, nbytes: int) -> bytes:
         digest.update(buffer[:got])
         nbytes -= got
     return digest.digest()
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

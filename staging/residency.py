@@ -33,12 +33,12 @@ class ResidentCopy:
 
     Attributes:
         start: byte offset of the copy in the residency's memory.
-        nbytes: of all layers.
+        nbytes: of all layers, and what is left free between them.
     """
 
-    def __init__(self, start: int, buffers: list[ResidentBuffer]) -> None:
+    def __init__(self, start: int, nbytes: int, buffers: list[ResidentBuffer]) -> None:
         self.start = start
-        self.nbytes = sum(len(buffer.memory) for buffer in buffers)
+        self.nbytes = nbytes
         self._buffers = buffers
         self._refill: Refill | None = None
         self._sources = np.empty((0, 0, 3), np.int64)
@@ -49,14 +49,21 @@ class ResidentCopy:
         """Whether no buffer is in use."""
         return all(buffer.state is BufferState.FREE for buffer in self._buffers)
 
-    def renew(self, cache: PagedKVCache, plan: GatherPlan, lengths: NDArray[np.int32], own_tokens: int) -> None:
+    def renew(
+        self,
+        cache: PagedKVCache,
+        plan: GatherPlan,
+        lengths: NDArray[np.int32],
+        before: NDArray[np.int32],
+        own_tokens: int,
+    ) -> None:
         """Find out what this step's launch has in common with the one before."""
         sources = _sources(cache, plan)
         if self._refill is None:
             edition, growth = 1, plan
         else:
             edition = self._refill.edition + 1
-            growth = _growth(plan, self._kept(sources, lengths, plan.geometry.block_tokens), self._lengths)
+            growth = _growth(plan, self._kept(sources, before, plan.geometry.block_tokens), self._lengths)
         self._refill = Refill(edition, plan, growth, own_tokens)
         self._sources, self._lengths = sources, lengths
 
@@ -73,14 +80,14 @@ class ResidentCopy:
         for buffer in self._buffers:
             buffer.memory = np.empty(0, np.uint8)
 
-    def _kept(self, sources: NDArray[np.int64], lengths: NDArray[np.int32], block_tokens: int) -> NDArray[np.int64]:
+    def _kept(self, sources: NDArray[np.int64], before: NDArray[np.int32], block_tokens: int) -> NDArray[np.int64]:
         """How many tokens of each sequence are there already, int64 `[batch]`.
 
-        The last one is not, whatever was there: its K and V are written in this step, after this.
+        The step's own are not, whatever was there: their K and V are written after this, so no rewrite is counted yet.
         """
         same = (sources == self._sources).all(axis=2)
         blocks = np.where(same.all(axis=1), same.shape[1], same.argmin(axis=1))
-        kept: NDArray[np.int64] = np.minimum(np.minimum(blocks * block_tokens, self._lengths), lengths - 1)
+        kept: NDArray[np.int64] = np.minimum(np.minimum(blocks * block_tokens, self._lengths), before)
         return kept
 
 
@@ -93,13 +100,22 @@ class Residency:
         offset: of `memory` in the arena that the device knows, a multiple of `PAGE`.
         device: makes its bytes visible.
         own_tokens: tokens at the end of a bucket that no context reaches: the caller writes them before each launch.
+        piece_bytes: of the dma-bufs that the memory consists of: no buffer is cut in two by their borders, and no two
+            copies share one, since each is synced as a whole. None if it has no borders.
 
     Attributes:
         counts: how buffers were filled.
     """
 
     def __init__(
-        self, cache: PagedKVCache, memory: NDArray[np.uint8], offset: int, device: DeviceMemory, own_tokens: int
+        self,
+        cache: PagedKVCache,
+        memory: NDArray[np.uint8],
+        offset: int,
+        device: DeviceMemory,
+        own_tokens: int,
+        *,
+        piece_bytes: int | None = None,
     ) -> None:
         self.counts = FillCounts()
         self._cache = cache
@@ -107,6 +123,7 @@ class Residency:
         self._offset = offset
         self._device = device
         self._own_tokens = own_tokens
+        self._piece_bytes = piece_bytes
         self._copies: OrderedDict[tuple[StagingLayout, int], ResidentCopy] = OrderedDict()  # used longest ago first
         self._in_step: list[tuple[StagingLayout, int]] = []
 
@@ -116,14 +133,17 @@ class Residency:
 
     def fits(self, layout: StagingLayout) -> bool:
         """Whether there is memory for a copy of such a launch, if no other needs it."""
+        if self._piece_bytes is not None and self._buffer_bytes(layout) > self._piece_bytes:
+            return False
         return self._copy_bytes(layout) <= len(self._memory)
 
-    def lend(self, plan: GatherPlan, lengths: NDArray[np.int32]) -> ResidentCopy | None:
+    def lend(self, plan: GatherPlan, lengths: NDArray[np.int32], before: NDArray[np.int32]) -> ResidentCopy | None:
         """A copy for one launch of this step; None if the step's other launches leave no room.
 
         Args:
-            plan: gathers the launch whole. Each of its sequences has one new token, the last.
+            plan: gathers the launch whole.
             lengths: int32 `[plan.layout.batch]`; as the plan has them.
+            before: int32 `[plan.layout.batch]`; tokens of each sequence that were written before this step.
         """
         key = plan.layout, sum(layout == plan.layout for layout, _ in self._in_step)
         copy = self._copies.get(key) or self._make(key)
@@ -131,7 +151,7 @@ class Residency:
             return None
         self._copies.move_to_end(key)
         self._in_step.append(key)
-        copy.renew(self._cache, plan, lengths, self._own_tokens)
+        copy.renew(self._cache, plan, lengths, before, self._own_tokens)
         return copy
 
     def close(self) -> None:
@@ -149,12 +169,13 @@ class Residency:
         while (start := self._gap(nbytes)) is None:
             if not self._drop_oldest():
                 return None
-        step = nbytes // self._cache.geometry.layers
+        size = self._buffer_bytes(layout)
+        places = [start + self._place(layer, size) for layer in range(self._cache.geometry.layers)]
         buffers = [
-            ResidentBuffer(layer, self._offset + at, self._memory[at : at + step], self._device, self.counts)
-            for layer, at in enumerate(range(start, start + nbytes, step))
+            ResidentBuffer(layer, self._offset + at, self._memory[at : at + size], self._device, self.counts)
+            for layer, at in enumerate(places)
         ]
-        self._copies[key] = ResidentCopy(start, buffers)
+        self._copies[key] = ResidentCopy(start, nbytes, buffers)
         return self._copies[key]
 
     def _gap(self, nbytes: int) -> int | None:
@@ -174,8 +195,21 @@ class Residency:
                 return True
         return False
 
+    def _buffer_bytes(self, layout: StagingLayout) -> int:
+        return -(-layout.nbytes // PAGE) * PAGE
+
     def _copy_bytes(self, layout: StagingLayout) -> int:
-        return self._cache.geometry.layers * (-(-layout.nbytes // PAGE) * PAGE)
+        size = self._buffer_bytes(layout)
+        end = self._place(self._cache.geometry.layers - 1, size) + size
+        piece = self._piece_bytes
+        return end if piece is None else -(-end // piece) * piece
+
+    def _place(self, layer: int, size: int) -> int:
+        """Where in a copy a layer's buffer starts: behind the one before it, or where the next dma-buf does."""
+        if self._piece_bytes is None:
+            return layer * size
+        piece, within = divmod(layer, self._piece_bytes // size)
+        return piece * self._piece_bytes + within * size
 
 
 def _sources(cache: PagedKVCache, plan: GatherPlan) -> NDArray[np.int64]:

@@ -103,4 +103,5 @@ def test_the_emulated_npu_takes_what_plan_says_of_it(
     assert main(["plan", str(demo_model), "--json", *options]) == 0
     answer = json.loads(capsys.readouterr().out)
     without, with_it = (probe(runtime, activations, "warm")["loaded"].anonymous for runtime in ("cpu", "emulated"))
-    assert answer["staging_bytes"] + answer["device_bytes"] == pytest.approx(with_it - without, rel=0.05)
+    # Within less than one of the twelve buffers; allocators keep 4 MiB more or less from one process to the next.
+    assert answer["staging_bytes"] + answer["device_bytes"] == pytest.approx(with_it - without, abs=5 * MIB)

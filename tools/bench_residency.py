@@ -71,7 +71,7 @@ def measure(sequences: int, tokens: int, steps: int, kv_heads: int = 2, head_dim
         lengths = np.array([table.length for table in tables], np.int32)
         plan = GatherPlan.build(geometry, cache.blocks, np.stack([table.ids for table in tables]), lengths, layout)
         residency.begin_step()
-        copy = residency.lend(plan, lengths)
+        copy = residency.lend(plan, lengths, lengths - 1)
         assert copy is not None
         for layer in range(LAYERS):
             whole.append(_seconds(arena.acquire(), cache, plan, layer))

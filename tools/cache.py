@@ -1,4 +1,4 @@
-"""`rockpage cache`: where repacked weights lie, how much room they take, and how to get it back."""
+"""`rockpage cache`: where repacked weights and compiled graphs lie, how much room they take, and how to get it back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npu.sizes import format_size
 from .command import Subparsers, add_command
 
 if TYPE_CHECKING:
-    from npu.cache_room import CacheEntry
+    from npu.cache_room import CacheEntry, CacheRoom
 
 __all__ = ["add_parser", "run"]
 
@@ -24,36 +24,48 @@ rockpage cache --clear"""
 def add_parser(subparsers: Subparsers) -> None:
     """Register `rockpage cache`."""
     parser = add_command(
-        subparsers, "cache", run, summary="show the cache of repacked weights, or clear it", example=EXAMPLE
+        subparsers, "cache", run, summary="show the cache of repacked weights and graphs, or clear it", example=EXAMPLE
     )
-    parser.add_argument("--clear", action="store_true", help="remove what no process uses; a load repacks it")
+    parser.add_argument("--clear", action="store_true", help="remove what no process uses; it can be made again")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the folder, its limit and its entries, the least recently used first; 0.
+    """Print the folders, their limit and their entries, the least recently used first; 0.
 
     Raises:
         UsageError: no folder can be named, or `ROCKPAGE_CACHE_SIZE` is no size.
         OSError: the folder cannot be read, or not be written in order to clear it.
     """
-    from npu.cache_room import cache_limit, clear, entries_of
-    from npu.weights_cache import default_cache_dir
+    from npu.cache_room import cache_limit
+    from npu.rknn_cache import CompileCache
+    from npu.weights_cache import default_cache_dir, weights_room
 
-    weights, limit = default_cache_dir() / "weights", cache_limit()
+    weights, graphs, limit = weights_room(default_cache_dir()), CompileCache.default().room, cache_limit()
     if args.clear:
-        clear(weights)
-    entries = entries_of(weights)
-    nbytes = sum(entry.nbytes for entry in entries)
+        weights.clear()
+        graphs.clear()
     if args.json:
-        listed = [_as_json(entry) for entry in entries]
-        print(json.dumps({"folder": str(weights), "bytes": nbytes, "limit_bytes": limit, "entries": listed}))
-        return 0
-    print(f"{weights}: {format_size(nbytes)} of {format_size(limit)} (ROCKPAGE_CACHE_SIZE)")
-    for entry in entries:
-        used = "in use" if entry.in_use else time.strftime("used %Y-%m-%d %H:%M", time.localtime(entry.used))
-        print(f"  {entry.folder.name:<42}{format_size(entry.nbytes):>12}  {used}")
+        print(json.dumps({**_room_as_json(weights, limit), "graphs": _room_as_json(graphs, limit)}))
+    else:
+        print("\n".join([*_lines(weights, limit), *_lines(graphs, limit)]))
     return 0
+
+
+def _room_as_json(room: CacheRoom, limit: int) -> dict[str, object]:
+    entries = room.entries()
+    nbytes, listed = sum(entry.nbytes for entry in entries), [_as_json(entry) for entry in entries]
+    return {"folder": str(room.folder), "bytes": nbytes, "limit_bytes": limit, "entries": listed}
 
 
 def _as_json(entry: CacheEntry) -> dict[str, object]:
     return {"name": entry.folder.name, "bytes": entry.nbytes, "used": entry.used, "in_use": entry.in_use}
+
+
+def _lines(room: CacheRoom, limit: int) -> list[str]:
+    entries = room.entries()
+    nbytes = format_size(sum(entry.nbytes for entry in entries))
+    lines = [f"{room.folder}: {nbytes} of {format_size(limit)} (ROCKPAGE_CACHE_SIZE)"]
+    for entry in entries:
+        used = "in use" if entry.in_use else time.strftime("used %Y-%m-%d %H:%M", time.localtime(entry.used))
+        lines.append(f"  {entry.folder.name:<42}{format_size(entry.nbytes):>12}  {used}")
+    return lines

@@ -21,7 +21,7 @@ __all__ = ["add_parser", "run"]
 
 EXAMPLE = """\
 rockpage calibrate model.gguf --graphs model-npu
-rockpage run model.gguf --graphs model-npu --explain-placement --prompt "Hi"\""""
+rockpage run model.gguf --graphs model-npu --chat --prompt "Hi\""""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -36,12 +36,12 @@ def add_parser(subparsers: Subparsers) -> None:
     add_model_option(parser)
     parser.add_argument(
         "--runtime",
-        choices=("rknnlite", "emulated"),
+        choices=("rknnlite", "rknnrt", "emulated"),
         default="rknnlite",
         help="what to measure beside the CPU; measuring the emulated NPU only shows that it works"
         " (default: %(default)s)",
     )
-    parser.add_argument("--graphs", metavar="DIR", help="for rknnlite: what rockpage export attention --out DIR wrote")
+    parser.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for a board's NPU")
     add_threads_option(parser)
 
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         f"its arithmetic       {model.device_multiply_adds_per_second / 1e9:.1f} G multiply-adds/s a core\n"
         f"the CPU's reading    {model.host_bytes_per_second / 1e9:.2f} GB/s on {args.threads} threads\n"
         f"its arithmetic       {model.host_multiply_adds_per_second / 1e9:.1f} G multiply-adds/s\n"
-        f"{path}"
+        f"kept in              {path}"
     )
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable
 from typing import NoReturn, Protocol, TypeAlias
 
@@ -63,18 +64,19 @@ def add_command(
         run: called with the parsed arguments, returns the exit status. Whatever is slow to import, numpy included,
             is imported when it runs: `--help` must answer at once.
         summary: one line for `rockpage --help`.
-        example: command lines for the end of the subcommand's `--help`.
+        example: command lines for the end of the subcommand's `--help`; remarks may follow behind an empty line.
         usage: what to write behind the name in the first line of `--help`; None lists every option.
 
     Returns:
         The subcommand's parser, which already has `--json`, to add options to.
     """
+    commands, gap, remarks = example.partition("\n\n")
     parser = subparsers.add_parser(
         name,
         usage=None if usage is None else f"%(prog)s {usage}",
         help=summary,
         description=summary[:1].upper() + summary[1:] + ".",
-        epilog="example:\n" + "\n".join(f"  {line}" for line in example.splitlines()),
+        epilog="example:\n" + textwrap.indent(commands, "  ") + gap + remarks,
         formatter_class=Help,
         allow_abbrev=False,  # scripts that abbreviate an option break when another is added
     )

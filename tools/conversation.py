@@ -26,6 +26,7 @@ class Conversation:
         system: what to tell the model first, in a new chat.
 
     Attributes:
+        chat: whether it is a chat.
         known: tokens of earlier runs whose KV came with the file.
 
     Raises:
@@ -55,7 +56,7 @@ class Conversation:
                 raise UsageError(f"{file} has begun already: --system is for a new session; leave it out")
         elif system is not None:
             self._messages = [{"role": "system", "content": system}]
-        self._chat = chat or bool(self._messages)
+        self.chat = chat or bool(self._messages)
 
     def ask(self, text: str) -> NDArray[np.int32]:
         """The whole prompt as ids. In a chat, only the template's own text can become control tokens.
@@ -65,7 +66,7 @@ class Conversation:
         """
         import numpy as np
 
-        if self._chat:
+        if self.chat:
             self._messages.append({"role": "user", "content": text})
             return self._engine.encode_chat(self._messages)
         if len(self._tokens):
@@ -90,7 +91,7 @@ class Conversation:
         if self._path is None:
             return
         note = b""
-        if self._chat:
+        if self.chat:
             note = json.dumps({"messages": [*self._messages, {"role": "assistant", "content": text}]}).encode()
         elif answer and answer[-1] in self._engine.tokenizer.eos_ids:
             answer = answer[:-1]  # what comes next goes on with the text, not behind its end

@@ -18,7 +18,7 @@ __all__ = ["add_parser", "run"]
 
 EXAMPLE = """\
 rockpage convert Qwen2.5-0.5B-Instruct --weights int4 --out small.gguf
-rockpage run small.gguf --prompt "Why does a bearing run hot?\""""
+rockpage run small.gguf --chat --prompt "Why does a bearing run hot?\""""
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -34,8 +34,18 @@ MOST_THREADS = 4
 
 
 def add_model_option(parser: argparse._ActionsContainer) -> None:
-    """Add MODEL, a GGUF file or a Hugging Face folder; without it the demo's model is used."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or Hugging Face folder (default: demo's)")
+    """Add MODEL, a GGUF file or a Hugging Face folder; without it the demo's model is used.
+
+    `--model FILE`, which other programs have, is understood too.
+    """
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,  # when it is not there, it leaves alone what --model has set
+        metavar="MODEL",
+        help="GGUF file or Hugging Face folder (default: demo's)",
+    )
+    parser.add_argument("--model", help=argparse.SUPPRESS)
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -44,12 +54,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add_model_option(group)
     group.add_argument(
         "--runtime",
-        choices=("auto", "cpu", "emulated", "simulator", "rknnlite"),
+        choices=("auto", "cpu", "emulated", "simulator", "rknnlite", "rknnrt"),
         default="auto",
         metavar="NAME",
-        help="cpu, emulated, simulator, rknnlite (default: %(default)s)",
+        help="auto, or cpu, emulated, simulator, rknnlite, rknnrt",
     )
-    group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for rknnlite")
+    group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for a board's NPU")
+    group.add_argument("--dense", metavar="DIR", help="from rockpage export dense, for a board's NPU")
     group.add_argument(
         "--placement",
         choices=("device", "cost"),
@@ -200,6 +211,7 @@ def open_engine(args: argparse.Namespace) -> Engine:
         runtime=args.runtime,
         rounding=args.emulate_rounding,
         graphs=args.graphs,
+        dense=args.dense,
         placement=args.placement,
         resident_bytes=args.resident,
         activations=args.activations,

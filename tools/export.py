@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from npu.sizes import format_size
 
-from .command import Subparsers, add_command
+from .command import Help, Parser, Subparsers, add_command
 from .demo import QUESTIONS, SYSTEM
 from .engine_options import add_model_option, model_path
 from .inputs import read_text
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
-ATTENTION_OPTIONS = ("buckets", "batches")
-DENSE_OPTIONS = ("precision", "rows", "calibration")
-
 EXAMPLE = """\
 rockpage export attention model.gguf --out attention-npu
 rockpage export dense model.gguf --precision w8a8 --out dense-npu
@@ -42,17 +39,8 @@ make .venv-rknn && export ROCKPAGE_RKNN_PYTHON=$PWD/.venv-rknn/bin/python"""
 def add_parser(subparsers: Subparsers) -> None:
     """Register `rockpage export`."""
     parser = add_command(subparsers, "export", run, summary="compile a model's graphs for the NPU", example=EXAMPLE)
-    parser.add_argument(
-        "kind", choices=("attention", "dense"), metavar="KIND", help="attention, or dense: all else but the embedding"
-    )
-    add_model_option(parser)
-    parser.add_argument("--out", metavar="DIR", required=True, help="folder for the .rknn files and manifest.json")
-    parser.add_argument(
-        "--python",
-        metavar="FILE",
-        help="the Python that has rknn-toolkit2 (default: $ROCKPAGE_RKNN_PYTHON, or the one that runs this)",
-    )
-    attention = parser.add_argument_group("attention")
+    kinds = parser.add_subparsers(title="graphs", metavar="KIND", dest="kind", required=True)
+    attention = _add_kind(kinds, "attention", "attention over staged blocks: one fused operator of the NPU")
     attention.add_argument(
         "--buckets",
         type=parse_counts,
@@ -65,16 +53,36 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="N,N,..",
         help="decoding sequences that share a launch (default: powers of two, 1 to 16)",
     )
-    dense = parser.add_argument_group("dense")
+    dense = _add_kind(kinds, "dense", "all else but the embedding")
     dense.add_argument(
         "--precision",
         choices=("fp16", "w8a8"),
         help="w8a8 is int8 but for the residual stream, the MLP's output and the head (default: fp16)",
     )
     dense.add_argument(
-        "--rows", type=parse_counts, metavar="N,N,..", help="tokens of a step (default: 1,16,64; w8a8 takes one, 16)"
+        "--rows",
+        type=parse_counts,
+        metavar="N,N,..",
+        help="of a launch, one of them its proof (default: 4,16,64; w8a8: 16)",
     )
     dense.add_argument("--calibration", metavar="FILE", help="text that w8a8 is fitted to (default: the demo's)")
+
+
+def _add_kind(kinds: Subparsers, name: str, summary: str) -> Parser:
+    """Register a kind of graphs, with the options that all kinds have."""
+    parser = kinds.add_parser(
+        name, help=summary, description=f"Compile {summary}.", formatter_class=Help, allow_abbrev=False
+    )
+    add_model_option(parser)
+    parser.add_argument("--out", metavar="DIR", required=True, help="folder for the .rknn files and manifest.json")
+    parser.add_argument(
+        "--python",
+        metavar="FILE",
+        help="the Python that has rknn-toolkit2 (default: $ROCKPAGE_RKNN_PYTHON, or the one that runs this)",
+    )
+    # Also understood in front of the kind.
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object instead")
+    return parser
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
@@ -93,19 +101,13 @@ def run(args: argparse.Namespace) -> int:
     """Print what each graph became, or one JSON object; 0, or 1 if dense graphs are more than the NPU can address.
 
     Raises:
-        RockpageError: the model cannot be read, an option is of the other kind, the toolkit is missing, or the
-            compiler failed.
+        RockpageError: the model cannot be read, the toolkit is missing, or the compiler failed.
         OSError: the folder or the cache cannot be written.
     """
-    from hostcache.errors import UsageError
     from npu.model import ModelConfig
     from npu.rknn_toolkit import RknnToolkit
     from npu.source import open_model
 
-    others = DENSE_OPTIONS if args.kind == "attention" else ATTENTION_OPTIONS
-    for option in others:
-        if getattr(args, option) is not None:
-            raise UsageError(f"--{option} does not go with {args.kind} graphs", option=option, kind=args.kind)
     with open_model(model_path(args)) as source:
         config = ModelConfig.from_gguf(source)
         export = _export_attention if args.kind == "attention" else _export_dense
@@ -118,13 +120,11 @@ def _export_attention(args: argparse.Namespace, _: OpenModel, config: ModelConfi
     from npu.attention_graph import attention_graphs
     from npu.launch import BATCHES
     from npu.rknn_cache import CompileCache
-    from npu.weights_cache import default_cache_dir
     from staging import DEFAULT_BUCKETS
 
     graphs = attention_graphs(config.kv_heads, config.heads, config.head_dim)
     sizes = launch_sizes(graphs, args.buckets or DEFAULT_BUCKETS, args.batches or BATCHES)
-    cache = CompileCache(default_cache_dir() / "rknn")
-    manifest = export_attention(sizes, Path(args.out), toolkit, cache, report=_announce)
+    manifest = export_attention(sizes, Path(args.out), toolkit, CompileCache.default(), report=_announce)
     print(json.dumps(_attention_dict(manifest, args.out)) if args.json else _attention_text(manifest, args.out))
     return 0
 
@@ -142,7 +142,7 @@ def _export_dense(args: argparse.Namespace, source: OpenModel, config: ModelConf
         config,
         Path(args.out),
         toolkit,
-        CompileCache(default_cache_dir() / "rknn"),
+        CompileCache.default(),
         model_sha256=model_digest(source, default_cache_dir()),
         rows=rows,
         calibration=calibration,

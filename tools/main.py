@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import cache, calibrate, convert, demo, doctor, export, models, plan, replay, run, score, tokenize
+from . import cache, calibrate, convert, demo, doctor, export, models, plan, replay, run, score, selftest, tokenize
 from .command import Command, Help, Parser
 from .signals import unwinding_signals
 from .streams import complain, prepare_streams
@@ -32,6 +32,7 @@ COMMANDS: tuple[Command, ...] = (
     convert,
     export,
     calibrate,
+    selftest,
     models,
     cache,
 )

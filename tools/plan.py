@@ -82,6 +82,13 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         help="auto: with staging for an NPU; emulated: and that NPU's own memory; cpu: neither (default: %(default)s)",
     )
     parser.add_argument(
+        "--resident",
+        type=parse_size,
+        default=0,
+        metavar="SIZE",
+        help="memory in which decoding sequences stay staged (default: none)",
+    )
+    parser.add_argument(
         "--activations",
         choices=("int8", "fp32"),
         default="int8",
@@ -135,7 +142,8 @@ def make_plan(args: argparse.Namespace) -> MemoryPlan:
     """What the arguments say is to run.
 
     Raises:
-        UsageError: both MODEL and --geometry, or one of --geometry and --weights without the other.
+        UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, or --resident
+            without staging.
         ModelError: the file is damaged or of a kind rockpage does not run.
     """
     from hostcache.errors import UsageError
@@ -157,6 +165,7 @@ def make_plan(args: argparse.Namespace) -> MemoryPlan:
                 pool_asked=args.pool,
                 ram_bytes=ram,
                 reserve_bytes=reserve,
+                resident_bytes=args.resident,
                 context=args.context,
             )
     fields = dict(args.geometry)
@@ -173,6 +182,7 @@ def make_plan(args: argparse.Namespace) -> MemoryPlan:
         pool_asked=args.pool,
         ram_bytes=ram,
         reserve_bytes=reserve,
+        resident_bytes=args.resident,
         context=args.context,
     )
 

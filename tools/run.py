@@ -6,7 +6,8 @@ import argparse
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
 from .command import Subparsers, add_command
 from .conversation import Conversation
@@ -14,14 +15,19 @@ from .engine_options import add_engine_options, add_sampling_options, open_engin
 from .inputs import read_text
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hostcache.request import FinishReason
+    from npu.engine import Engine
     from npu.logprobs import TokenLogprobs
+    from npu.sampling_params import SamplingParams
+    from npu.stream import RequestOutput
     from npu.tokenizer import Tokenizer
 
 __all__ = ["add_parser", "run"]
 
-EXAMPLE = """\
-rockpage run --chat --prompt "What is a mutex?"
-echo "Once upon a time" | rockpage run --max-tokens 50 --runtime emulated"""
+EXAMPLE = 'rockpage run --chat --prompt "What is a mutex?"'
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -60,58 +66,87 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args.prompt, args.prompt_file)
     if not text:
         raise UsageError("the prompt is empty: give --prompt, --prompt-file, or text on stdin")
+    chat = args.chat or args.system is not None
     with open_engine(args) as engine:
-        conversation = Conversation(engine, args.session, chat=args.chat or args.system is not None, system=args.system)
+        conversation = Conversation(engine, args.session, chat=chat, system=args.system)
         prompt = conversation.ask(text)
-        started = time.perf_counter()
-        first_token = None
-        pieces: list[str] = []
-        tokens: list[int] = []
-        logprobs: list[dict[str, Any]] = []
-        reason = None
-        request = engine.add_request(prompt, params)
-        try:
-            while reason is None:
-                for output in engine.step():
-                    if output.error is not None:
-                        raise output.error
-                    if first_token is None:
-                        first_token = time.perf_counter()
-                    tokens += output.token_ids
-                    logprobs += (_described(entry, engine.tokenizer) for entry in output.logprobs)
-                    pieces.append(output.text)
-                    reason = output.finish_reason
-                    if not args.json:
-                        sys.stdout.write(output.text)
-                        sys.stdout.flush()
-        finally:
-            engine.abort(request)
-        ended = time.perf_counter()
-        conversation.keep(prompt, tokens, "".join(pieces))
-        explanation = explain_placement(engine.runtime) if args.explain_placement else []
+        answer = _answer(engine, prompt, params, show=None if args.json else sys.stdout)
+        conversation.keep(prompt, answer.tokens, answer.text)
+        remarks = explain_placement(engine.runtime) if args.explain_placement else []
+        ended_at_once = len(answer.tokens) == 1 and answer.tokens[0] in engine.tokenizer.eos_ids
+        if ended_at_once and not (conversation.chat or args.json):
+            remarks.insert(0, "the model ended the text at once; --chat puts it as a question")
     if not args.json:
         sys.stdout.write("\n")
         sys.stdout.flush()  # in front of what follows, if both go to one place
-    if explanation and sys.stderr is not None:
-        sys.stderr.write("\n".join(explanation) + "\n")
-    if not args.json:
-        return 0
-    first_token = first_token or ended
-    decoding = ended - first_token
-    answer = {
-        "text": "".join(pieces),
-        "ids": tokens,
-        "finish_reason": reason.value,
-        "prompt_tokens": len(prompt),
-        "session_tokens": conversation.known,
-        "output_tokens": len(tokens),
-        "ttft_s": first_token - started,
-        "tokens_per_s": (len(tokens) - 1) / decoding if decoding > 0 else 0.0,
-    }
-    if params.logprobs is not None:
-        answer["logprobs"] = logprobs
-    print(json.dumps(answer))
+    if remarks and sys.stderr is not None:
+        sys.stderr.write("\n".join(remarks) + "\n")
+    if args.json:
+        described = {
+            "text": answer.text,
+            "ids": answer.tokens,
+            "finish_reason": answer.finish_reason.value,
+            "prompt_tokens": len(prompt),
+            "session_tokens": conversation.known,
+            "output_tokens": len(answer.tokens),
+            "ttft_s": answer.ttft_seconds,
+            "tokens_per_s": answer.tokens_per_second,
+        }
+        if params.logprobs is not None:
+            described["logprobs"] = [_described(entry, engine.tokenizer) for entry in answer.logprobs]
+        print(json.dumps(described))
     return 0
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came of a prompt, and how fast."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: FinishReason
+    ttft_seconds: float
+    decoding_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Behind the first token; 0 if there was no other."""
+        return (len(self.tokens) - 1) / self.decoding_seconds if self.decoding_seconds > 0 else 0.0
+
+
+def _answer(engine: Engine, prompt: NDArray[np.int32], params: SamplingParams, show: TextIO | None) -> _Answer:
+    """Run one request to its end, with its text on `show` as it comes.
+
+    Raises:
+        RockpageError: it was refused, or failed.
+        OSError: `show` cannot be written.
+    """
+    times = [time.perf_counter()]
+    outputs: list[RequestOutput] = []
+    reason = None
+    request = engine.add_request(prompt, params)
+    try:
+        while reason is None:
+            for output in engine.step():
+                if output.error is not None:
+                    raise output.error
+                times.append(time.perf_counter())
+                outputs.append(output)
+                reason = output.finish_reason
+                if show is not None:
+                    show.write(output.text)
+                    show.flush()
+    finally:
+        engine.abort(request)
+    return _Answer(
+        "".join(output.text for output in outputs),
+        [token for output in outputs for token in output.token_ids],
+        [entry for output in outputs for entry in output.logprobs],
+        reason,
+        ttft_seconds=times[1] - times[0],
+        decoding_seconds=times[-1] - times[1],
+    )
 
 
 def _described(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.board.arm64_root import CROSS_COMPILER, Arm64Root, arm64_root
-from tests.board.vm_kernel import VmError, require_packages, run
+from tests.board.arm64_root import CROSS_COMPILER, KEYRING, Arm64Root, arm64_root
+from tests.board.host import JobError, require_packages, run
 
 __all__ = ["main"]
 
@@ -29,6 +29,7 @@ PACKAGES = {
     f"/usr/bin/{QEMU}": "qemu-user-static",
     f"/usr/bin/{CROSS_COMPILER}": "gcc-aarch64-linux-gnu",
     "/usr/aarch64-linux-gnu/include/stdio.h": "libc6-dev-arm64-cross",
+    KEYRING: "debian-archive-keyring",
 }
 """What must be there, and the Debian package that brings it."""
 
@@ -37,6 +38,7 @@ TESTS = (
     "tests/board/test_arm64_start.py",
     "tests/board/test_arm64_faults.py",
     "tests/board/test_arm64_engine.py",
+    "tests/board/test_arm64_rknnrt.py",
     "tests/hostcache/test_kv_kernel.py",
     "tests/staging/test_gather_kernel.py",
     "tests/npu/test_cpu_attention.py",
@@ -59,7 +61,7 @@ def main() -> int:
             tree = copy_checkout(Path(name) / "rockpage")
             compile_parts(tree, root)
             return run_tests(tree, root, sys.argv[1:] or TESTS)
-    except VmError as error:
+    except JobError as error:
         print(f"test-arm64: {error}", file=sys.stderr)
         return 3
 
@@ -101,7 +103,7 @@ def run_tests(tree: Path, root: Arm64Root, tests: Sequence[str]) -> int:
     try:
         return subprocess.run(command, cwd=tree, env=environment, timeout=SECONDS, check=False).returncode
     except subprocess.TimeoutExpired as error:
-        raise VmError(f"the tests were ended after {SECONDS} seconds: they hung where the last line is") from error
+        raise JobError(f"the tests were ended after {SECONDS} seconds: they hung where the last line is") from error
 
 
 if __name__ == "__main__":

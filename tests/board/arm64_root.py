@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 
 from npu.weights_cache import default_cache_dir
-from tests.board.vm_kernel import run
+from tests.board.host import run
 
-__all__ = ["CROSS_COMPILER", "LITE_VERSION", "Arm64Root", "arm64_root"]
+__all__ = ["CROSS_COMPILER", "KEYRING", "LITE_VERSION", "Arm64Root", "arm64_root"]
 
 SUITE = "bookworm"  # the newest whose Python the vendor has a wheel for: 3.11
 
@@ -91,7 +91,7 @@ def arm64_root() -> Arm64Root:
     """The root with the wheels and the stub in it; built if it is not there.
 
     Raises:
-        VmError: packages cannot be had, or the stub cannot be compiled.
+        JobError: packages cannot be had, or the stub cannot be compiled.
     """
     key = hashlib.sha256(repr((SUITE, DEBS, WHEELS, CHIP)).encode()).hexdigest()[:16]
     folder = default_cache_dir() / "arm64" / key

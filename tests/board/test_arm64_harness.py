@@ -11,7 +11,7 @@ import pytest
 from tests.board import arm64, arm64_root
 from tests.board.arm64 import CHECKOUT, TESTS, copy_checkout, run_tests
 from tests.board.arm64_root import Arm64Root, mirror
-from tests.board.vm_kernel import VmError
+from tests.board.host import JobError
 
 
 def test_every_file_of_arm64_tests_is_run_and_no_other_of_this_folder() -> None:
@@ -63,7 +63,7 @@ def test_one_emulated_process_runs_all_tests_and_its_status_counts(tmp_path: Pat
 
 def test_a_process_that_hangs_is_an_error(tmp_path: Path, started: dict[str, Any]) -> None:
     started["hangs"] = True
-    with pytest.raises(VmError, match="ended after 1200 seconds"):
+    with pytest.raises(JobError, match="ended after 1200 seconds"):
         run_tests(tmp_path, Arm64Root(tmp_path), TESTS)
 
 

@@ -3,6 +3,7 @@
 # ruff: noqa: T201 - the figures are the point
 from __future__ import annotations
 
+import errno
 import random
 
 import numpy as np
@@ -66,6 +67,7 @@ def test_fragmented_cma_has_no_room_for_a_slab_and_the_pool_goes_on() -> None:
     for slab in (40 * MIB, 16 * MIB):
         with pytest.raises(RegionError, match=r"heap reserved: Cannot allocate memory, CmaFree") as caught:
             Region.dma_heap(slab, heaps=[CMA])
+        assert caught.value.values["errno"] == {CMA: errno.ENOMEM}
         print(f"CmaFree {free / MIB:.1f} MiB, {slab // MIB} MiB in one piece: {caught.value}")
     pieces = Region.dma_heap(40 * MIB, pieces=5, heaps=[CMA])
     print(f"the same 40 MiB in {pieces.nbytes // pieces.piece_bytes} pieces: taken")

@@ -16,8 +16,9 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tests.board.host import JobError, require_packages
 from tests.board.vm_guest import ENDED, UP
-from tests.board.vm_kernel import VmError, kernel_image, require_packages
+from tests.board.vm_kernel import PACKAGES, kernel_image
 
 __all__ = ["main"]
 
@@ -48,12 +49,12 @@ def main() -> int:
         pytest's status; 3 if it was not run to its end.
     """
     try:
-        require_packages()
+        require_packages(PACKAGES)
         kernel = kernel_image()
         with tempfile.TemporaryDirectory(prefix="rockpage-vm-") as folder:
             init = write_init(Path(folder), PYTEST)
             return outcome(console(qemu(kernel, init), SECONDS))
-    except VmError as error:
+    except JobError as error:
         print(f"test-vm: {error}", file=sys.stderr)
         return 3
 
@@ -88,12 +89,12 @@ def console(command: Sequence[str], seconds: float) -> Iterator[str]:
     """Lines of a machine's console as they come, without escape sequences.
 
     Raises:
-        VmError: the machine cannot be started, or runs longer than `seconds`; it is ended.
+        JobError: the machine cannot be started, or runs longer than `seconds`; it is ended.
     """
     try:
         machine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except OSError as error:
-        raise VmError(f"{command[0]} cannot be started: {error}") from error
+        raise JobError(f"{command[0]} cannot be started: {error}") from error
     late = threading.Event()
 
     def end() -> None:
@@ -111,7 +112,7 @@ def console(command: Sequence[str], seconds: float) -> Iterator[str]:
         machine.kill()
         machine.communicate()
     if late.is_set():
-        raise VmError(f"the machine was ended after {seconds:g} seconds: the last line above is where it hung")
+        raise JobError(f"the machine was ended after {seconds:g} seconds: the last line above is where it hung")
 
 
 def shown(line: str) -> str:
@@ -123,7 +124,7 @@ def outcome(lines: Iterable[str]) -> int:
     """Print the lines between the guest's first and its last, and return the status that it says there.
 
     Raises:
-        VmError: the guest never came up, or ended before it said how, or its kernel complained.
+        JobError: the guest never came up, or ended before it said how, or its kernel complained.
     """
     before: list[str] = []
     complaints: list[str] = []
@@ -140,12 +141,12 @@ def outcome(lines: Iterable[str]) -> int:
         else:
             before.append(line)
     if complaints:
-        raise VmError(f"pytest ended with status {status}, but the kernel complained: {complaints[0]}")
+        raise JobError(f"pytest ended with status {status}, but the kernel complained: {complaints[0]}")
     if status is not None:
         return status
     if up:
-        raise VmError("the machine ended before pytest did: the kernel's last words are above")
-    raise VmError("the machine did not come up; it said:\n" + "\n".join(before[-30:]))
+        raise JobError("the machine ended before pytest did: the kernel's last words are above")
+    raise JobError("the machine did not come up; it said:\n" + "\n".join(before[-30:]))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class OwnTokensOnly(PrefixCache):
     def match(self, namespace: Namespace, tokens: NDArray[np.int32], *, whole: bool = False) -> PrefixHit:
         size, root = self._pool.block_tokens, self.root(namespace)
         node, blocks = root, []
-        for start in range(0, (len(tokens) - 1) // size * size, size):
+        for start in range(0, (len(tokens) - (not whole)) // size * size, size):
             text = tokens[start : start + size].tobytes()
             name = hash(WeakBytes(root.tokens + tokens[: start + size].tobytes()))
             same = (n for n in self._by_block.values() if n.tokens == text and chain_hash(n) == name)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import grp
 import mmap
 import os
+import pwd
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,7 +139,15 @@ def test_pages_that_the_machine_has_not_are_not_even_asked_for(tmp_path: Path, m
     HeapRegion(5 * PAGE, 1, ["cma"], kernel.directory).close()
 
 
-def test_heaps_kept_closed_are_named_with_the_way_to_open_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", [True, False])  # a container may not know the names
+def test_heaps_kept_closed_are_named_with_the_way_to_open_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, named: bool
+) -> None:
+    def known(number: int, field: str, name: str) -> SimpleNamespace:
+        if not named:
+            raise KeyError(number)
+        return SimpleNamespace(**{field: name})
+
     kernel = heaps(tmp_path, monkeypatch, cma=MIB, system=PAGE)
     really_open = os.open
 
@@ -146,9 +157,14 @@ def test_heaps_kept_closed_are_named_with_the_way_to_open_them(tmp_path: Path, m
         return really_open(path, flags, mode)
 
     monkeypatch.setattr(os, "open", closed)
+    (kernel.directory / "cma").chmod(0o640)
+    names = "staff:video" if named else f"{os.getuid()}:{os.getgid()}"
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: known(uid, "pw_name", "staff"))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: known(gid, "gr_name", "video"))
     with pytest.raises(
         RegionError,
-        match=r"heap cma: Permission denied.*; heap system: Cannot allocate.*SUBSYSTEM==\"dma_heap\".*; or take it at",
+        match=rf"heap cma: Permission denied, \S*/dma_heap/cma is 0640 {names}; heap system: Cannot allocate"
+        r".*SUBSYSTEM==\"dma_heap\".*; or take it at",
     ):
         HeapRegion(2 * PAGE, directory=kernel.directory)
 

@@ -115,6 +115,15 @@ def test_a_small_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["note"]
 
 
+def test_a_small_file_for_others_is_as_open_as_the_umask_lets_it(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        replace_file(tmp_path / "note", b"new", mode=0o666)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "note").stat().st_mode) == 0o640
+
+
 def test_a_replacement_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     path.mkdir()

@@ -207,6 +207,7 @@ PROCESSES = [
     *group(
         "npu/device_lock.py",
         "npu/test_device_lock.py",
+        ("any lock of a process is shared", "lock.held and lock.shared and", "lock.held and"),
         ("two processes hold a device", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
         ("a forked child keeps the device", "    for lock in list(_held):\n        lock.release()\n", ""),
         ("the holder is not named", "        self._file.write(f", "        str(f"),

@@ -83,10 +83,17 @@ LADDER = [
         ("a step that waits for memory spins", "            self.watch.wait(WAIT_SECONDS)\n", ""),
     ),
     *group(
+        "npu/stepper.py",
+        "npu/test_memory_pressure.py",
+        ("an engine does not look at memory", "            self._pressure.tend()\n", "            pass\n"),
+        ("an engine whose steps do nothing is not told", "            self._pressure.after_schedule(plan.rows)\n", "            pass\n"),
+    ),
+    *group(
         "npu/model_memory.py",
         "npu/test_model_memory.py",
-        ("a chosen pool takes what must stay free", "    plan = replace(plan, reserve_bytes=reserve + swap_bytes)\n", ""),
-        ("swapped KV takes no memory", "reserve_bytes=reserve + swap_bytes", "reserve_bytes=reserve"),
+        ("a chosen pool takes what must stay free", "    plan = replace(plan, reserve_bytes=plan.reserve_bytes + to_stay_free)\n", ""),
+        ("swapped KV takes no memory", "reserve_bytes=demand.swap_bytes", "reserve_bytes=0"),
+        ("weights on the NPU count as on the CPU", "return plan if demand.weights_bytes is None else", "return plan if True else"),
         ("a pool for nobody is chosen", "if plan.pool_limit_bytes < least:", "if False:"),
     ),
 ]

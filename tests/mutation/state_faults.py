@@ -178,7 +178,7 @@ SESSIONS = [
         ("a text begins anew behind its session", "return np.concatenate([self._tokens, self._engine.tokenizer.encode(text, bos=False)])", "return self._engine.tokenizer.encode(text)"),
         ("an answer is not remembered", '[*self._messages, {"role": "assistant", "content": text}]', "self._messages"),
         ("a text goes on behind its end", "            answer = answer[:-1]  #", "            pass  #"),
-        ("a chat goes on as a text", "self._chat = chat or bool(self._messages)", "self._chat = chat"),
+        ("a chat goes on as a text", "self.chat = chat or bool(self._messages)", "self.chat = chat"),
         ("a text goes on as a chat", "if chat and not self._messages:", "if False:"),
         ("a second system message is ignored", "            if system is not None:\n                raise", "            if False:\n                raise"),
         ("a missing folder shows when the answer is there", "if self._path is not None and not self._path.parent.is_dir():", "if False:"),

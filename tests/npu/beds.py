@@ -166,6 +166,20 @@ RK3576 = Bed(
     files=tree("Radxa ROCK 4D", "radxa,rock-4d", "rockchip,rk3576"),
 )
 
+RK3568 = Bed(
+    devices=(
+        FakeDevice(
+            "/devices/platform/fde40000.npu",
+            "platform",
+            of("rockchip,rk3568-rknpu", driver="RKNPU"),
+            {"iommu_group/type": b"DMA\n"},
+        ),
+        drm("/devices/platform/fde40000.npu", "card1", 1),
+        drm("/devices/platform/fde40000.npu", "renderD129", 129),
+    ),
+    files=tree("ODROID-M1", "hardkernel,odroid-m1", "rockchip,rk3568"),
+)
+
 HEADLESS = replace(
     VENDOR,
     devices=(
@@ -242,6 +256,7 @@ BEDS = {
     "misc": MISC,
     "rocket": ROCKET,
     "rk3576": RK3576,
+    "rk3568": RK3568,
     "headless": HEADLESS,
     "closed": CLOSED,
     "unbound": UNBOUND,

@@ -32,6 +32,7 @@ FILES = {
     "/proc/cpuinfo": b"processor\t: 0\nFeatures\t: fp asimd fphp asimdhp asimdrdm asimddp\n\n",
     "/proc/meminfo": b"MemTotal:        4000000 kB\nMemAvailable:    3000000 kB\nCmaTotal:  8192 kB\nCmaFree:  0 kB\n",
     "/proc/self/cgroup": b"0::/user.slice\n",
+    "/proc/self/mountinfo": b"31 25 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n",
     "/sys/fs/cgroup/user.slice/memory.max": b"max\n",
     "/sys/kernel/debug/rknpu/load": b"NPU load:  Core0:  0%, Core1: 11%, Core2:  0%,\n",
     "/sys/kernel/debug/rknpu/mm": b"SRAM bitmap: ...\nSRAM total size: 978944, used: 0, free: 978944\n",

@@ -80,7 +80,8 @@ def make_interpreter(folder: Path) -> Path:
     path = f"import runpy, sys\nsys.path.insert(0, {str(folder / 'site')!r})\n"
     start.write_text(path + "runpy.run_path(sys.argv[1], None, '__main__')\n")
     python = folder / "python"
-    python.write_text(f'#!/bin/sh\nshift  # -I, which the real one takes\nexec "{sys.executable}" "{start}" "$@"\n')
+    # Without -I the modules beside the worker would stand in for others; this Python needs its environment.
+    python.write_text(f'#!/bin/sh\n[ "$1" = -I ] || exit 64\nshift\nexec "{sys.executable}" "{start}" "$@"\n')
     python.chmod(0o755)
     return python
 

@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from tests.npu.stub_graphs import StubGraph
+from tests.npu.stub_segments import StubSegment
 
 __all__ = ["Board", "Deed"]
 
@@ -95,21 +96,21 @@ class RKNNLite:
         self.rknn_log: Any = Log()
         self.rknn_runtime: Runtime | None = None
         self._board = board
-        self._content: bytes | None = None
+        self.rknn_data: bytes | None = None
         board.begin("RKNNLite")
 
     def load_rknn(self, path: str) -> int:
         if (deed := self._board.begin("load_rknn")) is not None:
             self.rknn_log.e(f"Catch exception when loading RKNN model [{path}]!", False)
             return int(deed)  # type: ignore[arg-type] # a code
-        self._content = Path(path).read_bytes()
+        self.rknn_data = Path(path).read_bytes()
         return 0
 
     def init_runtime(self, target: None = None, *, core_mask: int) -> int:
         assert target is None  # on the board, anything else is refused
-        assert self._content, "librknnrt.so takes no bytes for a path"
+        assert self.rknn_data, "librknnrt.so takes no bytes for a path"
         core = {1: 0, 2: 1, 4: 2}[core_mask]
-        self.rknn_runtime = Runtime(self._board, StubGraph.read(self._content.decode()), core)  # even if it then fails
+        self.rknn_runtime = Runtime(self._board, _compiled(self.rknn_data), core)  # even if it then fails
         self._board.niceness = -19
         if (deed := self._board.begin("init_runtime")) is not None:
             if self._board.log:
@@ -131,16 +132,80 @@ class RKNNLite:
         self._board.begin("release")
 
 
-class Runtime:
-    """What is behind an `RKNNLite`: a context of the library's."""
+class Compiled(Protocol):
+    """A graph: what it takes, and what it makes of it.
 
-    def __init__(self, board: Board, graph: StubGraph, core: int) -> None:
+    Attributes:
+        launches: shapes of the inputs it was compiled for, channels last.
+    """
+
+    launches: list[list[tuple[int, ...]]]
+
+    def outputs(self, launch: int) -> list[tuple[int, ...]]:
+        """Shapes, channels second."""
+
+    def compute(self, inputs: list[NDArray[np.float16]]) -> list[NDArray[np.float32]]:
+        """Rounded to fp16, as the NPU writes it."""
+
+
+class CompiledAttention:
+    """Attention, in any of the forms it is exported in."""
+
+    def __init__(self, graph: StubGraph) -> None:
+        self.launches = [graph.shapes(number) for number in range(len(graph.launches))]
+        self._graph = graph
+
+    def outputs(self, launch: int) -> list[tuple[int, ...]]:
+        heads, _ = self._graph.launches[launch]
+        return [(heads, self._graph.head_dim, 1, self._graph.rows)]
+
+    def compute(self, inputs: list[NDArray[np.float16]]) -> list[NDArray[np.float32]]:
+        q, k, v = (array[:, 0].astype(np.float32) for array in inputs[:3])
+        scores = q @ k.swapaxes(1, 2)
+        if self._graph.masked:
+            scores = scores + inputs[3][:, 0].astype(np.float32)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        out = weights @ v / weights.sum(axis=2, keepdims=True)
+        return [out.swapaxes(1, 2)[:, :, np.newaxis].astype(np.float16).astype(np.float32)]
+
+
+class CompiledSegment:
+    """A dense segment."""
+
+    def __init__(self, segment: StubSegment) -> None:
+        self._session = segment.session()
+        self._names = [value.name for value in self._session.get_inputs()]
+        self._rows = segment.rows
+        channels = [value.shape[1] for value in self._session.get_inputs()]
+        self.launches: list[list[tuple[int, ...]]] = [
+            [(1, 1, rows, size) for size in channels] for rows in segment.rows
+        ]
+
+    def outputs(self, launch: int) -> list[tuple[int, ...]]:
+        return [(1, value.shape[1], 1, self._rows[launch]) for value in self._session.get_outputs()]
+
+    def compute(self, inputs: list[NDArray[np.float16]]) -> list[NDArray[np.float32]]:
+        feed = {name: array.transpose(0, 3, 1, 2) for name, array in zip(self._names, inputs, strict=True)}
+        return [output.astype(np.float32) for output in self._session.run(None, feed)]
+
+
+def _compiled(content: bytes) -> Compiled:
+    if StubSegment.is_in(content):
+        return CompiledSegment(StubSegment.read(content))
+    return CompiledAttention(StubGraph.read(content.decode()))
+
+
+class Runtime:
+    """What is behind an `RKNNLite`: a context of the library's. Its outputs keep a buffer for each set of shapes."""
+
+    def __init__(self, board: Board, graph: Compiled, core: int) -> None:
         self._board = board
         self._graph = graph
         self._core = core
         self._launch = 0
         self._inputs: list[NDArray[np.float16]] = []
-        self._out = self._blank()
+        launches = range(len(graph.launches))
+        self._results = [[np.zeros(shape, np.float32) for shape in graph.outputs(launch)] for launch in launches]
         board.alive.append(self)
 
     def set_inputs(self, inputs: list[NDArray[np.float16]], data_type: None, data_format: list[Any]) -> None:
@@ -153,42 +218,27 @@ class Runtime:
         cycle.append(cycle)  # as ctypes.cast makes them
         if self._board.begin("set_inputs") is not None:
             return
-        launches = range(len(self._graph.launches))
         shapes = [array.shape for array in inputs]
-        launch = next((number for number in launches if self._graph.shapes(number) == shapes), None)
-        if launch is None or any(array.dtype != np.float16 for array in inputs):
+        if shapes not in self._graph.launches or any(array.dtype != np.float16 for array in inputs):
             raise Exception("Set input shape failed. error code: RKNN_ERR_PARAM_INVALID")
-        if launch != self._launch:
-            self._launch = launch
-            self._out = self._blank()
+        self._launch = self._graph.launches.index(shapes)
         self._inputs = operands
 
     def run(self) -> int:
-        self._board.runs.append((self._core, self._graph.rows))
+        self._board.runs.append((self._core, self._graph.launches[self._launch][0][2]))
         deed = self._board.begin("run")
         if self._core in self._board.dead:
             deed = -1
+        results = self._results[self._launch]
         if deed == "garbage":
-            self._out[...] = np.random.default_rng(1).standard_normal(self._out.shape)
+            for result in results:
+                result[...] = np.random.default_rng(1).standard_normal(result.shape)
         elif deed is None:
-            self._out[...] = self._attend()
+            for result, computed in zip(results, self._graph.compute(self._inputs), strict=True):
+                result[...] = computed
         return deed if isinstance(deed, int) else 0
 
     def get_outputs(self) -> list[NDArray[np.float32]] | None:
         deed = self._board.begin("get_outputs")
-        return [self._out.copy()] if deed is None else deed  # type: ignore[return-value] # whatever a test wants
-
-    def _blank(self) -> NDArray[np.float32]:
-        heads, _ = self._graph.launches[self._launch]
-        return np.zeros((heads, self._graph.head_dim, 1, self._graph.rows), np.float32)
-
-    def _attend(self) -> NDArray[np.float32]:
-        """Channels second; rounded to fp16, as the NPU writes it."""
-        q, k, v = (array[:, 0].astype(np.float32) for array in self._inputs[:3])
-        scores = q @ k.swapaxes(1, 2)
-        if self._graph.masked:
-            scores = scores + self._inputs[3][:, 0].astype(np.float32)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        out = weights @ v / weights.sum(axis=2, keepdims=True)
-        result: NDArray[np.float32] = out.swapaxes(1, 2)[:, :, np.newaxis].astype(np.float16).astype(np.float32)
-        return result
+        copies = [result.copy() for result in self._results[self._launch]]
+        return copies if deed is None else deed  # type: ignore[return-value] # whatever a test wants

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,15 @@ def test_a_folder_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert decode.rknn.nbytes == len("compiled decode")
 
 
+def test_an_export_is_for_whoever_may_read_the_folder(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        export(tmp_path)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {0o644}
+
+
 def test_what_the_manifest_says_to_other_readers(tmp_path: Path) -> None:
     export(tmp_path)
     content = json.loads((tmp_path / "out" / MANIFEST_FILE).read_text())
@@ -110,6 +121,9 @@ def test_what_the_manifest_says_to_other_readers(tmp_path: Path) -> None:
         "canary_tokens": 1,
     }
     assert content["files"][0]["launches"][0]["table"]["layers"][0]["op"] == "exSDPAttention"
+    # Of each graph its text, and as the stand-in says one KiB a head of its largest launch: six heads, and three.
+    texts = sum(len(f"compiled {kind}") for kind in ("decode", "prefill16", "prefill64"))
+    assert content["npu"] == {"bytes": texts + (6 + 3 + 3) * 1024, "domain_bytes": 4 << 30}
 
 
 def test_what_was_compiled_is_not_compiled_again(tmp_path: Path) -> None:
@@ -121,15 +135,14 @@ def test_what_was_compiled_is_not_compiled_again(tmp_path: Path) -> None:
     assert len(compiler.jobs) == 6
 
 
-@pytest.mark.parametrize("damaged", [".rknn", ".json"])
+@pytest.mark.parametrize("damaged", ["graph.rknn", "note.json"])
 def test_a_damaged_cache_is_made_again(tmp_path: Path, damaged: str) -> None:
     compiler = StandInCompiler()
     manifest = export(tmp_path, compiler)
-    cached = list((tmp_path / "cache").iterdir())
-    assert {path.suffix for path in cached} == {".rknn", ".json", ".lock"}
-    for path in cached:
-        if path.suffix == damaged:
-            path.write_bytes(b"{}")
+    entries = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert {path.name for entry in entries for path in entry.iterdir()} == {"graph.rknn", "note.json"}
+    for entry in entries:
+        (entry / damaged).write_bytes(b"{}")
     assert export(tmp_path, compiler) == manifest
     assert compiler.jobs == ["decode", "prefill16", "prefill64"] * 2
     assert read_manifest(AttentionManifest, tmp_path / "out") == manifest
@@ -210,6 +223,7 @@ def change(folder: Path, *path: Any, value: Any) -> None:
         (("kv_heads",), 4, r"takes \(\(3, 72, 1, 4\)"),
         (("head_dim",), 100, "a head of 100 channels"),
         (("files",), {}, "files is {}, not a list"),
+        (("files",), [], "it has graphs of nothing, and not one of each kind"),
         (("files", 1), [], r"files\[1\] is \[\], not an object"),
         (("files", 0, "rows"), 8, "decode with 8 rows is not the graph decode with 4"),
         (("files", 0, "kind"), "prefill16", "prefill16 with 4 rows is not the graph decode with 4"),
@@ -219,9 +233,13 @@ def change(folder: Path, *path: Any, value: Any) -> None:
         (("files", 0, "launches", 1, "batch"), 0, "0 sequences"),
         (("files", 0, "inputs"), ["q", "k"], "decode of 1 x 64 takes"),
         (("files", 0, "rknn", "file"), "../decode.rknn", "'../decode.rknn' is not the name of a file"),
+        (("files", 0, "rknn", "file"), "a\0b", r"'a\\x00b' is not the name of a file"),
+        (("files", 0, "rknn", "file"), "..", "it is no regular file"),
+        (("files", 0, "rknn", "nbytes"), -1, "it has 15 bytes, the manifest says -1"),
         (("files", 0, "rknn", "file"), "gone.rknn", r"gone.rknn: it cannot be read \(No such file"),
         (("files", 0, "rknn", "sha256"), "0" * 64, "the manifest says 000"),
         (("marks", "masked"), -100, "not what rockpage stages"),
+        (("marks", "masked"), 10**400, "masked is beyond what a float holds"),
         (("target",), "rk3566", "graphs for rk3566"),
         (("dtype",), "int8", "int8"),
     ],
@@ -250,6 +268,25 @@ def test_a_manifest_that_is_no_json_object(tmp_path: Path, content: bytes) -> No
     (tmp_path / MANIFEST_FILE).write_bytes(content)
     with pytest.raises(BadModelFile, match=MANIFEST_FILE):
         read_manifest(AttentionManifest, tmp_path)
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_manifest_without_one_kind_of_graph_or_with_two(tmp_path: Path, missing: int) -> None:
+    export(tmp_path)
+    files = json.loads((tmp_path / "out" / MANIFEST_FILE).read_text())["files"]
+    for wrong in (files[:missing] + files[missing + 1 :], [*files, files[missing]]):
+        change(tmp_path, "files", value=wrong)
+        kinds = ", ".join(file["kind"] for file in wrong)
+        with pytest.raises(BadModelFile, match=f"it has graphs of {kinds}, and not one of each kind; export it again"):
+            read_manifest(AttentionManifest, tmp_path / "out")
+
+
+def test_a_pipe_in_the_place_of_a_graph_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "out" / export(tmp_path).files[2].rknn.file
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BadModelFile, match=f"{path.name}: it is no regular file; export it again"):
+        read_manifest(AttentionManifest, tmp_path / "out")
 
 
 def test_a_file_with_other_bytes(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from types import SimpleNamespace
 import pytest
 
 from hostcache.errors import UsageError
-from npu.cache_room import DEFAULT_LIMIT, cache_limit, clear, entries_of, open_in_use
+from npu.cache_room import DEFAULT_LIMIT, CacheRoom, cache_limit, open_in_use
 from npu.decoder import Decoder
 from npu.gguf import GGUFFile
 from npu.model import ModelConfig
 from npu.onnx_graph import WEIGHTS_FILE
 from npu.weights import WeightsPlan, plan_weights
-from npu.weights_cache import weights_folder
+from npu.weights_cache import weights_folder, weights_room
 from tests.npu.tiny import write_tiny_llama
 
 
@@ -40,7 +40,8 @@ class Cache:
         self.plan: WeightsPlan = plan_weights(tiny, ModelConfig.from_gguf(tiny), "int8")
         self.entry_bytes = self.plan.nbytes + 32  # the weights and their SHA-256
         self.root = root
-        self.weights = root / "weights"
+        self.room: CacheRoom = weights_room(root)
+        self.weights = self.room.folder
         self._tiny = tiny
         self._monkeypatch = monkeypatch
         self._clock = 1_000_000
@@ -61,7 +62,7 @@ class Cache:
     @property
     def letters(self) -> str:
         """What is there, the least recently used first."""
-        return "".join(entry.folder.name[0] for entry in entries_of(self.weights))
+        return "".join(entry.folder.name[0] for entry in self.room.entries())
 
 
 @pytest.fixture
@@ -109,25 +110,26 @@ def test_a_load_uses_its_entry(cache: Cache) -> None:
 def test_what_a_loader_uses_stays(cache: Cache) -> None:
     with weights_folder(cache._tiny, cache.plan, "a" * 64, "int8", cache.root):
         os.utime(cache.path("a"), (1, 1))
-        assert [entry.in_use for entry in entries_of(cache.weights)] == [True, False, False]
+        assert [entry.in_use for entry in cache.room.entries()] == [True, False, False]
         cache.load("d")
         assert cache.letters == "acd"
         cache.bound(1)
-        clear(cache.weights)
+        cache.room.clear()
         assert cache.letters == "a"
 
 
 def test_what_a_loaded_model_uses_stays_until_it_is_gone(tiny: GGUFFile, tmp_path: Path) -> None:
+    room = weights_room(tmp_path / "own")
     decoder = Decoder.load(tiny, cache_dir=tmp_path / "own")
-    (entry,) = entries_of(tmp_path / "own" / "weights")
+    (entry,) = room.entries()
     assert entry.in_use
-    clear(tmp_path / "own" / "weights")
+    room.clear()
     assert entry.folder.exists()
     del decoder
     gc.collect()
-    assert not entries_of(tmp_path / "own" / "weights")[0].in_use
-    clear(tmp_path / "own" / "weights")
-    assert entries_of(tmp_path / "own" / "weights") == []
+    assert not room.entries()[0].in_use
+    room.clear()
+    assert room.entries() == []
 
 
 def test_another_process_keeps_what_it_uses_until_it_is_killed(cache: Cache) -> None:
@@ -190,7 +192,7 @@ def test_what_killed_processes_left_counts_and_goes(cache: Cache) -> None:
     assert not half.exists()
     assert not empty.exists()
     empty.mkdir()
-    clear(cache.weights)
+    cache.room.clear()
     assert os.listdir(cache.weights) == ["lock"]
 
 
@@ -235,14 +237,15 @@ def test_what_is_no_entry_is_left_alone(cache: Cache, tmp_path: Path) -> None:
     (cache.weights / "note").write_text("somebody's")
     cache.bound(1)
     cache.load("d")
-    clear(cache.weights)
+    cache.room.clear()
     assert sorted(os.listdir(cache.weights)) == [link.name, "lock", "model-int8-1", "note"]
     assert os.listdir(cache.weights / "model-int8-1") == os.listdir(link) == [WEIGHTS_FILE]
 
 
 def test_where_nothing_was_cached_there_is_nothing_to_clear(tmp_path: Path) -> None:
-    clear(tmp_path / "weights")
-    assert entries_of(tmp_path / "weights") == []
+    room = weights_room(tmp_path)
+    room.clear()
+    assert room.entries() == []
     assert not (tmp_path / "weights").exists()
 
 
@@ -272,5 +275,5 @@ def test_an_entry_of_another_user_counts_as_used(cache: Cache, monkeypatch: pyte
         real(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    clear(cache.weights)
+    cache.room.clear()
     assert cache.letters == "abc"

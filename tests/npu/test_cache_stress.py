@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from npu.cache_room import clear, entries_of
 from npu.gguf import GGUFFile
 from npu.model import ModelConfig
 from npu.weights import WeightsPlan, plan_weights
-from npu.weights_cache import weights_folder
+from npu.weights_cache import weights_folder, weights_room
 from tests.npu.tiny import write_tiny_llama
 
 CHECKOUT = Path(__file__).parents[2]
@@ -43,7 +42,7 @@ def work(model: Path, root: Path, seed: int) -> None:
                         sys.exit(f"{folder} is not whole")
                     time.sleep(randomly.random() / 100)
             if randomly.random() < 0.02:
-                clear(root / "weights")
+                weights_room(root).clear()
 
 
 def file_bytes(plan: WeightsPlan) -> int:
@@ -75,11 +74,11 @@ def test_killed_processes_spoil_nothing_for_the_others(tmp_path: Path) -> None:
     assert set(complaints) == {""}
     with GGUFFile.open(model) as source:
         plan = plan_weights(source, ModelConfig.from_gguf(source), "int8")
-    entries = entries_of(root / "weights")
+    entries = weights_room(root).entries()
     assert len(entries) >= 1  # they did get that far
     assert sum(entry.nbytes for entry in entries) <= (WORKERS + 1) * file_bytes(plan)  # what was in use, and one more
     assert not any(entry.in_use for entry in entries)
-    clear(root / "weights")
+    weights_room(root).clear()
     assert os.listdir(root / "weights") == ["lock"]
 
 

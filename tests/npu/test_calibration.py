@@ -83,6 +83,7 @@ def without(name: str) -> Callable[[bytes], bytes]:
         (changed(launch_seconds=-1.0), "launch_seconds is -1.0"),
         (changed(launch_seconds=float("nan")), "launch_seconds is nan"),
         (changed(gather_bytes_per_second=float("inf")), "gather_bytes_per_second is inf"),
+        (changed(launch_seconds=10**400), "launch_seconds is beyond what a float holds"),
         (changed(launch_seconds="fast"), "launch_seconds is 'fast', not of type float"),
         (changed(cores=2.5), "cores is 2.5, not of type int"),
         (changed(cores=True), "cores is True, not of type int"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hostcache import KVGeometry
-from hostcache.errors import DeviceError
+from hostcache.errors import DeviceError, UsageError
 from npu import cost_measure
 from npu.cost_fit import Timings, fit
 from npu.cost_measure import measure, scratch_cache
@@ -50,6 +50,12 @@ def test_rows_and_tiles_are_timed_up_to_the_longest_context() -> None:
 def test_what_was_taken_makes_a_model() -> None:
     """A long context takes longer by far, so that even a busy machine cannot turn it round."""
     assert fit(take((64, 4096), tokens=4096), cores=2, source="here").cores == 2
+
+
+@pytest.mark.parametrize(("buckets", "contexts"), [((64,), "63"), ((1024,), "1023, 255, 63"), ((8,), "so few")])
+def test_one_bucket_does_not_tell_how_costs_grow(buckets: tuple[int, ...], contexts: str) -> None:
+    with pytest.raises(UsageError, match=f"contexts of {contexts} tokens are all staged alike, .*--buckets far apart"):
+        take(buckets)
 
 
 def test_a_scratch_cache_has_few_layers_and_finite_numbers() -> None:

@@ -51,9 +51,9 @@ def test_fp16_takes_several_numbers_of_rows(model: tuple[HuggingFaceFolder, Mode
     for index, job in enumerate(compiler.seen):
         assert job.onnx == DenseSegments(*model).onnx(index)
         assert (job.dataset, job.kept_fp16) == ((), ())
-    assert compiler.seen[1].shapes == tuple(((1, 64, 1, rows), (1, HIDDEN, 1, rows)) for rows in (1, 16, 64))
+    assert compiler.seen[1].shapes == tuple(((1, 64, 1, rows), (1, HIDDEN, 1, rows)) for rows in (4, 16, 64))
     assert read_manifest(DenseManifest, tmp_path / "out") == manifest
-    assert (manifest.precision, manifest.rows, manifest.model_sha256) == ("fp16", (1, 16, 64), "of the model")
+    assert (manifest.precision, manifest.rows, manifest.model_sha256) == ("fp16", (4, 16, 64), "of the model")
     assert [segment.name for segment in manifest.segments] == NAMES
     assert manifest.segments[0].inputs == (Port("residual", HIDDEN),)
     assert manifest.segments[3].outputs == (Port("logits", VOCAB),)
@@ -88,7 +88,7 @@ def test_another_text_is_another_compilation(model: tuple[HuggingFaceFolder, Mod
 
 
 def test_rows_by_default_and_by_choice() -> None:
-    assert dense_rows(None, int8=False) == (1, 16, 64)
+    assert dense_rows(None, int8=False) == (4, 16, 64)
     assert dense_rows(None, int8=True) == (16,)
     assert dense_rows((8, 32), int8=False) == (8, 32)
     assert dense_rows((64,), int8=True) == (64,)
@@ -98,9 +98,9 @@ def test_rows_by_default_and_by_choice() -> None:
     ("rows", "int8", "reason"),
     [
         ((16, 1), False, "ascending"),
-        ((1, 1), False, "ascending"),
-        ((0, 1), False, "positive"),
-        ((1, 16), True, "one number of rows"),
+        ((4, 4), False, "ascending"),
+        ((1, 16), False, "ascending, from 2 on"),
+        ((4, 16), True, "one number of rows"),
         ((48,), True, "a divisor of 64"),
         ((128,), True, "a divisor of 64"),
     ],
@@ -120,7 +120,7 @@ def test_a_text_too_short_to_calibrate_by(model: tuple[HuggingFaceFolder, ModelC
     [
         (StandInCompiler(operator=("Gather", "CPU")), r"first with .* has Gather on the CPU"),
         (StandInCompiler(warning="W RKNN: [0:0] it will fallback to CPU\n"), "first: the compiler complains: it will"),
-        (StandInCompiler(skip=1), r"first: the compiler left out the shapes \[\(\(1, 32, 1, 1\),\)\]"),
+        (StandInCompiler(skip=1), r"first: the compiler left out the shapes \[\(\(1, 32, 1, 4\),\)\]"),
     ],
 )
 def test_anything_on_the_cpu_is_refused(

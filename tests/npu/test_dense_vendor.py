@@ -6,20 +6,26 @@ them in float32. A norm of values around 25,000, whose squares fp16 cannot hold,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from npu.decoder import Decoder
+from npu.dense_decoder import SegmentedDecoder
 from npu.dense_export import Calibration
 from npu.dense_graph import DenseSegments, as_channels, as_rows
+from npu.dense_probe import QUESTIONS, Probe
 from npu.dense_reference import ReferenceRunner, record
 from npu.model import ModelConfig
 from npu.rknn_cache import CompileCache, require_on_npu
 from npu.rknn_toolkit import CompileJob, RknnToolkit
 from npu.source import ModelSource, open_model
 from npu.text import tokenizer_of
+from tests.npu.small_folder import write_small_folder
+from tests.npu.test_dense_segments import Attention
 from tools.demo import SYSTEM
 
 pytestmark = pytest.mark.vendor
@@ -86,8 +92,8 @@ def test_fp16_is_as_exact_as_fp16(
     toolkit: RknnToolkit, segments: DenseSegments, reference: ReferenceRunner, index: int
 ) -> None:
     """Half a step of fp16 is 4.9e-4; a few of them add up."""
-    job = CompileJob(segments.name(index), segments.onnx(index), shapes(segments, index, (1, 16, 64)))
-    for rows in (1, 16, 64):
+    job = CompileJob(segments.name(index), segments.onnx(index), shapes(segments, index, (4, 16, 64)))
+    for rows in (4, 16, 64):
         assert max(errors(toolkit, job, reference, index, rows)) < 1e-3
 
 
@@ -121,7 +127,7 @@ def test_everything_runs_on_the_npu(
     toolkit: RknnToolkit, segments: DenseSegments, calibration: Calibration, index: int, tmp_path: Path
 ) -> None:
     """And int8 holds its weights in less memory: all but the MLP's output projection in half."""
-    fp16 = CompileJob(segments.name(index), segments.onnx(index), shapes(segments, index, (1, 16, 64)))
+    fp16 = CompileJob(segments.name(index), segments.onnx(index), shapes(segments, index, (4, 16, 64)))
     int8 = calibration.job(segments, index, 16)
     made = [CompileCache(tmp_path).compile(toolkit, job) for job in (fp16, int8)]
     for job, compiled in zip((fp16, int8), made, strict=True):
@@ -133,10 +139,84 @@ def test_everything_runs_on_the_npu(
     assert {layer.dtype for layer in made[1].tables[0].layers} == {"FLOAT16", "INT8"}
 
 
+def prove(toolkit: RknnToolkit, job: CompileJob, reference: ReferenceRunner, index: int) -> None:
+    """Learn a segment's answers beside zeros in its smallest launch; ask beside a text in all of them."""
+    handle = toolkit.build(job)
+    (text,) = reference.inputs[index]
+    probe = Probe([x.shape[1] for x in text])
+
+    def ask(number: int, inputs: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        rows = [
+            np.concatenate((x, [y.astype(np.float32)])) for x, y in zip(inputs, probe.questions[number], strict=True)
+        ]
+        return [as_rows(out)[-1] for out in toolkit.run(handle, [as_channels(x) for x in rows])]
+
+    counts = [count for ((_, _, _, count), *_) in job.shapes]
+    probe.learn(lambda number: ask(number, [np.zeros_like(x[: counts[0] - 1]) for x in text]))
+    for count in counts:
+        for number in range(QUESTIONS):
+            probe.check(number, count, ask(number, [x[: count - 1] for x in text]))
+
+
+@pytest.mark.parametrize("index", [*SAMPLED, 30])
+def test_a_launch_in_fp16_answers_its_question_whatever_lies_beside_it(
+    toolkit: RknnToolkit, segments: DenseSegments, reference: ReferenceRunner, index: int
+) -> None:
+    job = CompileJob(segments.name(index), segments.onnx(index), shapes(segments, index, (4, 16, 64)))
+    prove(toolkit, job, reference, index)
+
+
+@pytest.mark.parametrize("index", SAMPLED)
+def test_a_launch_in_w8a8_does_so_too(
+    toolkit: RknnToolkit, segments: DenseSegments, reference: ReferenceRunner, calibration: Calibration, index: int
+) -> None:
+    prove(toolkit, calibration.job(segments, index, 16), reference, index)
+
+
+class Simulated:
+    """Runs segments by the vendor's simulator; see `npu.dense_decoder.SegmentRunner`."""
+
+    row_counts = (4, 16)
+
+    def __init__(self, toolkit: RknnToolkit, segments: DenseSegments) -> None:
+        self._toolkit = toolkit
+        self._handles = [
+            toolkit.build(
+                CompileJob(segments.name(index), segments.onnx(index), shapes(segments, index, self.row_counts))
+            )
+            for index in range(len(segments))
+        ]
+
+    def run(self, index: int, inputs: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        return [as_rows(out) for out in self._toolkit.run(self._handles[index], [as_channels(x) for x in inputs])]
+
+    def close(self) -> None:
+        pass  # the toolkit serves other tests
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_whole_model_in_fp16_is_that_of_the_cpu(toolkit: RknnToolkit, tmp_path: Path, family: str) -> None:
+    """Three layers, in launches of 16 rows and 4; values around 1, whose steps in fp16 are up to 1/1024."""
+    tokens = np.arange(19, dtype=np.int32) * 3
+    positions = np.array([*range(12), *range(7)], np.int32)
+    wanted = np.array([18, 0, 11])
+    ours, theirs = Attention(), Attention()
+    with open_model(write_small_folder(tmp_path / "model", family)) as source:
+        config = ModelConfig.from_gguf(source)
+        decoder = SegmentedDecoder(source, config, Simulated(toolkit, DenseSegments(source, config)))
+        exact = Decoder.load(source, activations="fp32", cache_dir=tmp_path).forward(tokens, positions, wanted, theirs)
+        logits = decoder.forward(tokens, positions, wanted, ours)
+    for got, want in zip(ours.seen, theirs.seen, strict=True):
+        for array, other in zip(got, want, strict=True):
+            assert np.abs(array - other).max() < 0.02
+    assert np.abs(logits - exact).max() < 0.02
+    assert np.abs(exact).max() > 1  # what is compared is not all zero
+
+
 def test_rows_share_the_weights(toolkit: RknnToolkit, segments: DenseSegments, tmp_path: Path) -> None:
     """Three numbers of rows in one file take 10 % more of it than one: commands, not a second copy."""
     sizes = []
-    for rows in ((1,), (1, 16, 64)):
+    for rows in ((1,), (4, 16, 64)):
         job = CompileJob("rows", segments.onnx(5), shapes(segments, 5, rows))
         sizes.append(CompileCache(tmp_path).compile(toolkit, job).path.stat().st_size)
     assert sizes[0] < sizes[1] < 1.1 * sizes[0]

@@ -120,6 +120,23 @@ def test_two_locks_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     take(tmp_path).release()
 
 
+def test_a_shared_lock_is_shared_within_the_process_alone(tmp_path: Path) -> None:
+    """Whichever of the two is released last gives the device back."""
+    for first in (0, 1):
+        shared = DeviceLock("fdab0000.npu", [tmp_path], shared=True)
+        both = [shared, take(tmp_path)]
+        assert shared.path.read_text().startswith(f"{os.getpid()} ")
+        both.pop(first).release()
+        assert both[0].held
+        with pytest.raises(AssertionError), holder(tmp_path):  # it did not say that it holds the lock
+            pass
+        both[0].release()
+        with holder(tmp_path):
+            pass
+    with holder(tmp_path), pytest.raises(DeviceError, match="in use by process"):
+        DeviceLock("fdab0000.npu", [tmp_path], shared=True)
+
+
 def test_other_users_may_lock_the_file_that_is_left(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:

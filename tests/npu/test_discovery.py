@@ -36,6 +36,7 @@ EXPECTED = {
     "misc": ("RK3588", "rknpu", "misc", 3, ["/dev/rknpu"]),
     "rocket": ("RK3588", "rocket", "accel", 3, ["/dev/accel/accel0"]),
     "rk3576": ("RK3576", "rknpu", "drm", 2, ["renderD129", "card1"]),
+    "rk3568": ("RK3568", "rknpu", "drm", 1, ["renderD129", "card1"]),
     "headless": ("RK3588", "rknpu", "drm", 3, ["by-path/platform-fdab0000.npu-render", "card0"]),
     "closed": (
         "RK3588",
@@ -64,7 +65,7 @@ def test_the_npu_is_found_by_its_driver(found: Board, expected: tuple[str, str, 
     assert found.soc is not None
     assert (found.soc.name, npu.driver, npu.form, npu.cores) == (soc, driver, form, cores)
     assert [node.stable_path for node in npu.nodes] == [os.path.join("/dev/dri", node) for node in nodes]
-    assert npu.name == ("27700000.npu" if soc == "RK3576" else "fdab0000.npu")
+    assert npu.name == {"RK3576": "27700000.npu", "RK3568": "fde40000.npu"}.get(soc, "fdab0000.npu")
     assert npu.iommu == (driver is not None)
 
 

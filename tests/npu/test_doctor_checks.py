@@ -28,6 +28,7 @@ NPU_CLOCK = "/devices/platform/fdab0000.npu/devfreq/fdab0000.npu"
 DDR_CLOCK = "/devices/platform/dmc/devfreq/dmc"
 NPU_HEAT = "/devices/virtual/thermal/thermal_zone6"
 SOC_HEAT = "/devices/virtual/thermal/thermal_zone0"
+HUGE = b"9" * 400  # beyond what a float holds
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,13 @@ SOC_HEAT = "/devices/virtual/thermal/thermal_zone0"
         ({"/proc/config.gz": gzip.compress(b"# CONFIG_CMA is not set\n")}, "kernel_config", "info", "off: CMA, "),
         ({"/proc/config.gz": b"no gzip"}, "kernel_config", "ok", "all that is used"),
         ({"/proc/config.gz": gzip.compress(b"CONFIG_CMA=y\n")[:-9]}, "kernel_config", "ok", "all that is used"),
+        ({"/proc/config.gz": b"\x1f\x8b\x08" + bytes(7) + b"damaged"}, "kernel_config", "ok", "all that is used"),
+        ({"/proc/self/mountinfo": b"\n31 25\n"}, "cgroup_memory", "ok", "no limit below"),
+        ({"/proc/meminfo": b"MemTotal: %b kB\nMemAvailable: %b kB\n" % (HUGE, HUGE)}, "memory", "unknown", "not tell"),
+        ({f"/sys{NPU_CLOCK}/cur_freq": HUGE}, "npu_clock", "ok", "fdab0000.npu at an unknown clock"),
+        ({f"/sys{NPU_CLOCK}/available_frequencies": HUGE}, "npu_clock", "ok", "fdab0000.npu 1000 MHz"),
+        ({f"/sys{NPU_HEAT}/temp": HUGE}, "thermal", "ok", "soc-thermal 44"),
+        ({f"/sys{NPU_HEAT}/trip_point_0_temp": HUGE}, "thermal", "ok", "soc-thermal 44"),
         ({"/dev/kmsg": None}, "kernel_log", "unknown", "no log"),
         (
             {

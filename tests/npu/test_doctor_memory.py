@@ -67,33 +67,49 @@ def test_and_does_not_with_one(tmp_path: Path) -> None:
     assert checks["cma"].found == "CmaTotal 8.0 MiB, CmaFree 0.0 MiB"
 
 
-CGROUP_V1 = "/sys/fs/cgroup/memory"
+CGROUP = "/sys/fs/cgroup"
+CGROUP_V1 = f"{CGROUP}/memory"
+V1 = {"/proc/self/mountinfo": b"33 25 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"}
+GIB = b"1073741824\n"
 
 
 @pytest.mark.parametrize(
     ("files", "plan", "status", "words"),
     [
-        ({"/sys/fs/cgroup/user.slice/memory.max": b"1073741824\n"}, None, "info", "limited to 1024.0 MiB"),
-        ({"/sys/fs/cgroup/user.slice/memory.max": b"1073741824\n"}, PLAN, "fail", "1440.0 MiB needed"),
-        ({"/sys/fs/cgroup/memory.max": b"1073741824\n", "/proc/self/cgroup": b"0::/\n"}, None, "info", "1024.0"),
+        (
+            {f"{CGROUP}/user.slice/memory.max": GIB},
+            None,
+            "info",
+            "cgroup /user.slice is limited to 1024.0 MiB, and has 1024.0 MiB left",
+        ),
+        ({f"{CGROUP}/user.slice/memory.max": GIB}, PLAN, "fail", "1440.0 MiB needed"),
+        (
+            {f"{CGROUP}/user.slice/memory.max": b"2147483648\n", f"{CGROUP}/user.slice/memory.current": GIB},
+            PLAN,
+            "fail",
+            "limited to 2048.0 MiB, and has 1024.0 MiB left; 1440.0 MiB needed",
+        ),
+        ({f"{CGROUP}/user.slice/memory.max": b"2147483648\n"}, PLAN, "info", "limited to 2048.0 MiB"),
+        ({f"{CGROUP}/memory.max": GIB, "/proc/self/cgroup": b"0::/\n"}, None, "info", "cgroup / is limited to 1024.0"),
         (
             {
-                "/sys/fs/cgroup/a/b/memory.max": b"2147483648\n",
-                "/sys/fs/cgroup/a/memory.max": b"1073741824\n",
+                f"{CGROUP}/a/b/memory.max": b"2147483648\n",
+                f"{CGROUP}/a/memory.max": GIB,
                 "/proc/self/cgroup": b"0::/a/b\n",
             },
             None,
             "info",
-            "limited to 1024.0 MiB",
+            "cgroup /a is limited to 1024.0 MiB",
         ),
         (
-            {"/proc/self/cgroup": b"4:memory:/x\n0::/\n", f"{CGROUP_V1}/x/memory.limit_in_bytes": b"1073741824\n"},
+            {**V1, "/proc/self/cgroup": b"4:memory:/x\n0::/\n", f"{CGROUP_V1}/x/memory.limit_in_bytes": GIB},
             None,
             "info",
-            "1024.0",
+            "cgroup /x is limited to 1024.0",
         ),
         (
             {
+                **V1,
                 "/proc/self/cgroup": b"4:cpu,memory:/gone\n",
                 f"{CGROUP_V1}/memory.limit_in_bytes": b"9223372036854771712\n",
             },

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hostcache import FinishReason, PressureLadder, PressureLimits, PressureResponse
+from hostcache import FinishReason, PagedKVCache, PressureLadder, PressureLimits, PressureResponse, Scheduler
 from hostcache.errors import RequestFailed, RequestRefused
+from hostcache.pressure_response import PressureStats
 from npu import memory_pressure
 from npu.engine import Engine
 from npu.memory_pressure import respond_to_pressure
@@ -33,22 +34,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine(model: Path) -> Iterator[Engine]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """What engines live on: it has 100 blocks left, and is short of memory below 8."""
+    machine = Machine(100 * BLOCK)
+
+    def respond(cache: PagedKVCache, scheduler: Scheduler) -> PressureResponse:
+        machine.balloon = cache.balloon()
+        limits = PressureLimits(8 * BLOCK, 16 * BLOCK, settle_seconds=0.001, calm_seconds=0.001)
+        watch: object = machine
+        return PressureResponse(watch, PressureLadder(limits), machine.balloon, scheduler)  # type: ignore[arg-type] # it has what is needed
+
+    monkeypatch.setattr("npu.engine.respond_to_pressure", respond)
+    return machine
+
+
+@pytest.fixture
+def engine(model: Path, machine: Machine) -> Iterator[Engine]:
     with Engine.load(model, pool_bytes=BLOCKS * BLOCK, cache_dir=model.parent) as engine:
         yield engine
 
 
-def on_machine(engine: Engine) -> tuple[Machine, PressureResponse]:
-    """Let the engine live on a machine that has 100 blocks left and is short of memory below 8."""
+def stats_of(engine: Engine) -> PressureStats:
     assert engine.pressure is not None
-    engine.pressure.close()
-    machine = Machine(100 * BLOCK)
-    machine.balloon = engine.cache.balloon()
-    limits = PressureLimits(8 * BLOCK, 16 * BLOCK, settle_seconds=0.001, calm_seconds=0.001)
-    watch: object = machine
-    response = PressureResponse(watch, PressureLadder(limits), machine.balloon, engine.scheduler)  # type: ignore[arg-type] # it has what is needed
-    engine.pressure = response
-    return machine, response
+    return engine.pressure.stats
 
 
 def serve(engine: Engine, machine: Machine | None = None) -> list[list[int]]:
@@ -66,21 +74,20 @@ def serve(engine: Engine, machine: Machine | None = None) -> list[list[int]]:
     return tokens
 
 
-def test_whoever_was_shed_gets_the_tokens_it_gets_in_peace(engine: Engine) -> None:
+def test_whoever_was_shed_gets_the_tokens_it_gets_in_peace(engine: Engine, machine: Machine) -> None:
     peace = serve(engine)
+    assert stats_of(engine) == PressureStats()
     engine.prefix.invalidate()
-    machine, response = on_machine(engine)
     assert serve(engine, machine) == peace
     assert [len(tokens) for tokens in peace] == [60] * 4
-    stats = response.stats
+    stats = stats_of(engine)
     assert stats.shed == 3  # all but one
     assert stats.pauses == 1
     assert stats.taken_bytes == stats.given_bytes >= 48 * BLOCK
     assert engine.cache.pool.withheld == 0
 
 
-def test_new_requests_are_refused_while_all_else_has_been_done(engine: Engine) -> None:
-    machine, response = on_machine(engine)
+def test_new_requests_are_refused_while_all_else_has_been_done(engine: Engine, machine: Machine) -> None:
     machine.free = -100 * BLOCK
     running = engine.generate("in the rain", GREEDY)
     for _ in range(5):
@@ -92,11 +99,10 @@ def test_new_requests_are_refused_while_all_else_has_been_done(engine: Engine) -
     time.sleep(0.01)  # longer than all levels take; nobody steps meanwhile
     request = engine.add_request("on the hill", GREEDY)
     engine.abort(request)
-    assert response.stats.refused == 1
+    assert stats_of(engine).refused == 1
 
 
-def test_a_request_that_is_left_without_memory_fails_and_the_engine_lives(engine: Engine) -> None:
-    machine, _ = on_machine(engine)
+def test_a_request_that_is_left_without_memory_fails_and_the_engine_lives(engine: Engine, machine: Machine) -> None:
     machine.free = -34 * BLOCK  # 14 blocks are left for good: enough stays free then
     for _ in range(8):
         engine.step()

@@ -9,11 +9,13 @@ import pytest
 from hostcache.errors import RegionError, UsageError
 from hostcache.memory_budget import MemoryBudget
 from npu import model_memory
+from npu.discovery import discover
 from npu.engine import Engine
 from npu.memory_plan import LIBRARIES_BYTES, runtime_bytes, step_bytes
-from npu.model_memory import USUAL_POOL_BYTES, PoolChoice, choose_pool, plan_model, require_memory
+from npu.model_memory import USUAL_POOL_BYTES, MemoryDemand, PoolChoice, choose_pool, plan_model, require_memory
 from npu.source import open_model
 from tests.footprint import Footprint
+from tests.npu.beds import BEDS
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 
 MIB = 1 << 20
@@ -51,7 +53,7 @@ def left(monkeypatch: pytest.MonkeyPatch, available: int, loaded: int = LOADED) 
 
 def require(model: Path, runtime: str = "cpu") -> None:
     with open_model(model) as source:
-        require_memory(source, "int8", runtime=runtime, pool_bytes=POOL_BYTES, max_rows=256)
+        require_memory(source, MemoryDemand("int8", runtime, max_rows=256), POOL_BYTES)
 
 
 def test_a_model_is_planned_from_its_header(model: Path) -> None:
@@ -69,7 +71,7 @@ def test_a_model_is_planned_from_its_header(model: Path) -> None:
     assert plan.geometry.bytes_per_token == 2 * 2 * 2 * 16 * 2
 
 
-@pytest.mark.parametrize(("runtime", "staging"), [("cpu", 0), ("auto", 0), ("emulated", 2 * ARENA_BYTES)])
+@pytest.mark.parametrize(("runtime", "staging"), [("cpu", 0), ("rknnrt", ARENA_BYTES), ("emulated", 2 * ARENA_BYTES)])
 def test_what_is_left_decides_to_the_byte(
     model: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, staging: int
 ) -> None:
@@ -109,6 +111,37 @@ def test_the_engine_refuses_before_it_takes_anything(
     assert not (tmp_path / "cache").exists()  # no weight was repacked
 
 
+def test_what_is_to_stay_staged_must_be_there_too(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(runtime: str) -> None:
+        Engine.load(model, runtime=runtime, pool_bytes=POOL_BYTES, resident_bytes=8 * MIB, cache_dir=tmp_path).close()
+
+    # The emulated NPU has as much again of its own.
+    enough = WEIGHTS_BYTES + RUNTIME_BYTES + POOL_BYTES + 2 * (ARENA_BYTES + 8 * MIB) - LOADED
+    left(monkeypatch, enough - 1)
+    with pytest.raises(RegionError, match="does not fit"):
+        load("emulated")
+    left(monkeypatch, enough)
+    load("emulated")
+    with pytest.raises(UsageError, match="the cpu runtime stages nothing"):
+        load("cpu")
+
+
+def test_what_auto_stages_on_a_board_is_counted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(graphs: Path | None) -> None:
+        Engine.load(model, pool_bytes=POOL_BYTES, graphs=graphs, cache_dir=tmp_path).close()
+
+    board = BEDS["vendor"].write(tmp_path / "machine")
+    monkeypatch.setattr("npu.runtimes.discover", lambda: discover(board))
+    enough = WEIGHTS_BYTES + RUNTIME_BYTES + POOL_BYTES - LOADED
+    left(monkeypatch, enough + ARENA_BYTES - 1)
+    load(None)  # by the CPU
+    with pytest.raises(RegionError, match="does not fit"):
+        load(tmp_path / "graphs")
+    left(monkeypatch, enough + ARENA_BYTES)
+    with pytest.raises(UsageError, match=r"manifest\.json is not there"):  # that is looked for next
+        load(tmp_path / "graphs")
+
+
 def test_where_the_kernel_does_not_say_what_is_left_a_model_is_loaded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,9 +156,18 @@ RESERVE = 256 * MIB
 """Of a machine of 2^40 bytes: twice 128 MiB, below which memory counts as short."""
 
 
-def choose(model: Path, asked: int | None = None, swap_bytes: int = 0) -> PoolChoice:
+def choose(
+    model: Path,
+    asked: int | None = None,
+    *,
+    runtime: str = "cpu",
+    weights_bytes: int | None = None,
+    resident_bytes: int = 0,
+    swap_bytes: int = 0,
+) -> PoolChoice:
+    demand = MemoryDemand("int8", runtime, 256, weights_bytes, resident_bytes, swap_bytes)
     with open_model(model) as source:
-        return choose_pool(source, "int8", runtime="cpu", asked=asked, max_rows=256, swap_bytes=swap_bytes)
+        return choose_pool(source, demand, asked)
 
 
 def test_an_unasked_pool_is_as_usual_where_there_is_room(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +196,16 @@ def test_an_unasked_pool_leaves_free_what_must_stay_free(model: Path, monkeypatc
     assert f"other parts take {(OTHERS + 4 * MIB) / MIB:.1f} MiB, and 256.0 MiB" in smaller.reason
 
 
+def test_an_unasked_pool_leaves_room_for_the_npus_weights_and_what_stays_staged(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_npu = RUNTIME_BYTES + 3 * MIB + ARENA_BYTES + 8 * MIB  # the CPU holds no weights
+    left(monkeypatch, on_npu + RESERVE + 10 * MIB - LOADED)
+    choice = choose(model, runtime="rknnrt", weights_bytes=3 * MIB, resident_bytes=8 * MIB)
+    assert choice.nbytes == 10 * MIB
+    assert f"whose other parts take {on_npu / MIB:.1f} MiB" in choice.reason
+
+
 def test_a_pool_that_serves_nobody_is_not_chosen(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     least = 256 * 256  # tokens, and bytes of each
     left(monkeypatch, OTHERS + RESERVE + least - LOADED)
@@ -166,9 +218,10 @@ def test_a_pool_that_serves_nobody_is_not_chosen(model: Path, monkeypatch: pytes
 def test_an_asked_pool_is_as_asked_or_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left(monkeypatch, OTHERS + POOL_BYTES - LOADED)
     assert choose(model, POOL_BYTES) == PoolChoice(POOL_BYTES, "as asked for")  # what stays free is the asker's affair
-    for more in ({"asked": POOL_BYTES + 4096}, {"asked": POOL_BYTES, "swap_bytes": 4096}):
-        with pytest.raises(RegionError, match=r"a pool of 1\.0 MiB would fit"):
-            choose(model, **more)
+    for asked, swap_bytes in ((POOL_BYTES + 4096, 0), (POOL_BYTES, 4096)):
+        with pytest.raises(RegionError, match=r"a pool of 1\.0 MiB would fit") as caught:
+            choose(model, asked, swap_bytes=swap_bytes)
+        assert caught.value.values["pool_limit"] == POOL_BYTES - swap_bytes
 
 
 def test_an_unasked_pool_where_the_kernel_does_not_say(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,20 +58,20 @@ class Conversation:
         rows = self.random.standard_normal((2, tokens, GEOMETRY.kv_heads, GEOMETRY.head_dim), np.float32)
         self.cache.write(layer, table.slots(table.length - tokens, table.length), *rows)
 
-    def step(self, tables: list[BlockTable]) -> None:
-        """One token of each; all runtimes must agree."""
+    def step(self, tables: list[BlockTable], tokens: int = 1) -> None:
+        """So many tokens of each; all runtimes must agree."""
         for table in tables:
-            table.append(1)
+            table.append(tokens)
         batch = batch_of(
-            [list(table.blocks) for table in tables], [table.length for table in tables], [1] * len(tables)
+            [list(table.blocks) for table in tables], [table.length for table in tables], [tokens] * len(tables)
         )
         runtimes: list[AttentionRuntime] = [self.resident, self.plain, self.host]
         for runtime in runtimes:
             runtime.begin_step(batch)
         for layer in range(GEOMETRY.layers):
             for table in tables:
-                self.write(table, 1, layer)
-            q = self.random.standard_normal((len(tables), HEADS, GEOMETRY.head_dim), np.float32)
+                self.write(table, tokens, layer)
+            q = self.random.standard_normal((batch.rows, HEADS, GEOMETRY.head_dim), np.float32)
             resident, plain, exact = (self.attend(runtime, layer, q) for runtime in runtimes)
             if not self.resident.cores.on_host:
                 np.testing.assert_array_equal(resident, plain)
@@ -105,6 +105,19 @@ def test_a_batch_that_grows_is_staged_token_by_token_and_attended_with_the_same_
     assert talk.counts == (2 * (4 + 6 + 6), 2 * 3)
     assert talk.resident.cores.launches == 2 * (5 + 7 * 2)
     assert talk.resident.cores.failures == 0
+    talk.close()
+
+
+def test_a_row_behind_a_tile_attends_the_tiles_own_tokens() -> None:
+    """Of 65 tokens, 64 are a tile and the last a row by itself; the first 8 stand where others were staged."""
+    talk = Conversation([70])
+    talk.step(talk.tables)
+    talk.step(talk.tables)
+    assert talk.counts == (2, 2)
+    talk.tables[0].truncate(60)
+    talk.step(talk.tables, tokens=65)
+    talk.step(talk.tables)
+    assert talk.resident.cores.on_host == 0
     talk.close()
 
 
@@ -232,7 +245,7 @@ def test_a_negative_budget_is_refused() -> None:
 def test_the_budget_is_taken_at_start_and_given_back() -> None:
     regions = []
 
-    def take(nbytes: int) -> Region:
+    def take(nbytes: int, _buffer_bytes: int) -> Region:
         regions.append(Region.anonymous(nbytes))
         return regions[-1]
 

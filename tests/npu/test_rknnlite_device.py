@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from hostcache import Region
 from hostcache.errors import BadModelFile, DeviceError, NotContiguous, UsageError, WrongState
+from npu.board_device import NPU
 from npu.cores import QUARANTINE_AFTER
 from npu.cpu import CpuAttention
 from npu.device import AttentionJob
 from npu.device_lock import DeviceLock
 from npu.discovery import discover
 from npu.machine import Machine
-from npu.rknnlite_device import NPU, RknnLiteDevice
+from npu.rknnlite_device import RknnLiteDevice
 from npu.runtimes import open_runtime
 from npu.staged import StagedAttention
 from staging import StagingArena
@@ -149,6 +150,34 @@ def test_cores_work_at_the_same_time(board: Board, graphs: Path) -> None:
     with Opened(world, graphs) as runtime:
         assert close_to_exact(world.attend(runtime), world)
         assert runtime.cores.failures == 0
+
+
+def test_a_buffer_is_filled_while_the_core_runs_another(
+    board: Board, graphs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tiles on one core; the first run waits until the second buffer was handed over."""
+    world = World([64 * 2], [64 * 2])
+    device = RknnLiteDevice(graphs, *SHAPE, cores=1)
+    submit, handed_over = device.submit, threading.Semaphore(0)
+
+    def counted(job: AttentionJob, core: int) -> object:
+        run = submit(job, core)
+        handed_over.release()
+        return run
+
+    def wait_for_both() -> None:
+        assert all(handed_over.acquire(timeout=30) for _ in range(2))
+
+    monkeypatch.setattr(device, "submit", counted)
+    board.faults["run", 1] = wait_for_both
+    runtime = StagedAttention(
+        world.cache, HEADS, lambda _memory: device, cores=1, buckets=device.buckets, batches=device.batches
+    )
+    try:
+        assert close_to_exact(world.attend(runtime), world)
+        assert (runtime.cores.launches, runtime.cores.failures) == (2, 0)
+    finally:
+        runtime.close()
 
 
 # --- what goes wrong in a run -----------------------------------------------------------------------------------------

@@ -15,12 +15,11 @@ import pytest
 
 from hostcache.errors import BadModelFile, UsageError
 from npu import weights_cache
-from npu.cache_room import writing
 from npu.gguf import GGUFFile
 from npu.model import ModelConfig
 from npu.onnx_graph import WEIGHTS_FILE
 from npu.weights import WeightsPlan, plan_weights
-from npu.weights_cache import default_cache_dir, model_digest, weights_folder
+from npu.weights_cache import default_cache_dir, model_digest, weights_folder, weights_room
 from tests.npu.tiny import write_tiny_llama
 
 
@@ -104,7 +103,7 @@ def test_two_loaders_write_once(tiny: GGUFFile, plan: WeightsPlan, writes: list[
     (folder / WEIGHTS_FILE).unlink()
     seen: list[tuple[Path, bytes]] = []
     loaders = [threading.Thread(target=lambda: seen.append(fetch(tiny, plan, tmp_path))) for _ in range(3)]
-    with writing(folder.parent):  # all find nothing and wait for the lock
+    with weights_room(tmp_path).writing():  # all find nothing and wait for the lock
         for loader in loaders:
             loader.start()
         loaders[0].join(0.1)

@@ -43,7 +43,8 @@ class World:
 
     def lend(self, *tables: BlockTable, tokens: int = TOKENS) -> tuple[GatherPlan, ResidentCopy | None]:
         plan = self.plan(*tables, tokens=tokens)
-        return plan, self.residency.lend(plan, np.array([table.length for table in tables], np.int32))
+        lengths = np.array([table.length for table in tables], np.int32)
+        return plan, self.residency.lend(plan, lengths, lengths - 1)
 
     def step(self, *tables: BlockTable, layers: tuple[int, ...] = (0, 1), tokens: int = TOKENS) -> None:
         """One launch, in some layers; every buffer must then hold what a gather gives."""
@@ -114,7 +115,7 @@ def test_tiles_are_told_strip_by_strip_or_as_one_where_they_lie_close() -> None:
         for _ in range(2):
             residency.begin_step()
             plan = plan_of(cache, [table.blocks], [table.length], tokens, tiled=True)
-            copy = residency.lend(plan, np.array([table.length], np.int32))
+            copy = residency.lend(plan, *np.array([[table.length], [table.length - 1]], np.int32))
             assert copy is not None
             buffer = copy.acquire(0)
             assert buffer is not None
@@ -323,3 +324,31 @@ def test_a_closed_residency_holds_no_memory() -> None:
     world.residency.close()
     region.close()
     assert world.lend(world.table(40))[1] is None
+
+
+def test_no_buffer_is_cut_by_a_border_of_dma_bufs_and_no_two_copies_share_one() -> None:
+    """Of 14 pages a dma-buf; a launch of 8 tokens takes 4 pages a layer, so that 3 layers fit one, and 7 take 3."""
+    layers, piece = 7, 14 * PAGE
+    cache = PagedKVCache.create(KVGeometry(layers=layers, kv_heads=2, head_dim=128), 1 << 22)
+    residency = Residency(cache, np.zeros(7 * piece, np.uint8), piece, MemoryLog(), OWN_TOKENS, piece_bytes=piece)
+    layout = StagingLayout(1, 2, 8, 4, 128, 0)
+    assert -(-layout.nbytes // PAGE) == 4
+    tables = [cache.table() for _ in range(3)]
+    copies = []
+    for table in tables:
+        table.append(5)
+        plan = plan_of(cache, [table.blocks], [5], 8)
+        copies.append(residency.lend(plan, *np.array([[5], [4]], np.int32)))
+    assert copies[2] is None  # two have taken six of the seven
+    pieces: list[set[int]] = []
+    for copy in copies[:2]:
+        assert copy is not None
+        spans = [(buffer._offset, buffer._offset + len(buffer.memory)) for buffer in copy._buffers]
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+        assert [(end - start, start // piece, (end - 1) // piece) for start, end in spans] == [
+            (4 * PAGE, first, first) for first in (start // piece for start, _ in spans)
+        ]
+        pieces.append({start // piece for start, _ in spans})
+    assert pieces == [{1, 2, 3}, {4, 5, 6}]
+    assert residency.fits(StagingLayout(1, 2, 48, 4, 128, 0))  # 14 pages: a dma-buf for each layer
+    assert not residency.fits(StagingLayout(1, 2, 52, 4, 128, 0))  # 15

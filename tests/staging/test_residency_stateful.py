@@ -194,7 +194,8 @@ class CopiesAgainstGather(RuleBasedStateMachine):
         lengths = [*(table.length for table in group), *[1] * padding]
         tokens = SMALL if max(lengths) <= SMALL - OWN_TOKENS else LARGE
         plan = plan_of(self.cache, tables, lengths, tokens, tiled=self.tiled)
-        return Decode(tables, lengths, plan, self.residency.lend(plan, np.array(lengths, np.int32)))
+        numbers = np.array(lengths, np.int32)
+        return Decode(tables, lengths, plan, self.residency.lend(plan, numbers, numbers - 1))
 
     def attend(self, launches: list[Decode], layer: int) -> None:
         """All launches are in flight together, and each must find what a full gather gives."""

@@ -46,6 +46,7 @@ def test_it_says_where_and_how_much(capsys: pytest.CaptureFixture[str], weights:
         f"{weights}: 4.0 MiB of 8.0 MiB (ROCKPAGE_CACHE_SIZE)",
         f"  {OLD}        1.0 MiB  used 2026-01-01 12:00",
         f"  {NEW}        3.0 MiB  in use",
+        f"{weights.with_name('rknn')}: 0.0 MiB of 8.0 MiB (ROCKPAGE_CACHE_SIZE)",
     ]
     outcome = run_here(capsys, "cache", "--json")
     assert json.loads(outcome.out) == {
@@ -56,7 +57,22 @@ def test_it_says_where_and_how_much(capsys: pytest.CaptureFixture[str], weights:
             {"name": OLD, "bytes": 1 << 20, "used": 1_767_268_800, "in_use": False},
             {"name": NEW, "bytes": 3 << 20, "used": 1_767_355_200, "in_use": False},
         ],
+        "graphs": {"folder": str(weights.with_name("rknn")), "bytes": 0, "limit_bytes": 8 << 20, "entries": []},
     }
+
+
+def test_compiled_graphs_are_shown_and_cleared_likewise(capsys: pytest.CaptureFixture[str], weights: Path) -> None:
+    entry = weights.with_name("rknn") / f"{'2' * 32}-rk3588-1"
+    entry.mkdir(parents=True)
+    (entry / "graph.rknn").write_bytes(bytes(2 << 20))
+    os.utime(entry / "graph.rknn", (1_767_355_200, 1_767_355_200))
+    assert run_here(capsys, "cache").out.splitlines()[-2:] == [
+        f"{entry.parent}: 2.0 MiB of 8.0 MiB (ROCKPAGE_CACHE_SIZE)",
+        f"  {entry.name}      2.0 MiB  used 2026-01-02 12:00",
+    ]
+    outcome = run_here(capsys, "cache", "--clear", "--json")
+    assert json.loads(outcome.out)["graphs"]["entries"] == []
+    assert os.listdir(entry.parent) == ["lock"]
 
 
 def test_clear_removes_what_nobody_uses(capsys: pytest.CaptureFixture[str], weights: Path) -> None:
@@ -74,7 +90,10 @@ def test_a_cache_that_is_not_there_is_empty(
     monkeypatch.delenv("ROCKPAGE_CACHE_SIZE", raising=False)
     for arguments in ([], ["--clear"]):
         outcome = run_here(capsys, "cache", *arguments)
-        assert outcome.out == f"{tmp_path}/none/rockpage/weights: 0.0 MiB of 4.00 GiB (ROCKPAGE_CACHE_SIZE)\n"
+        assert outcome.out.splitlines() == [
+            f"{tmp_path}/none/rockpage/{name}: 0.0 MiB of 4.00 GiB (ROCKPAGE_CACHE_SIZE)"
+            for name in ("weights", "rknn")
+        ]
     assert not (tmp_path / "none").exists()
 
 

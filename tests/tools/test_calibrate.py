@@ -10,7 +10,7 @@ import pytest
 
 from npu import cost_measure
 from npu.cost_model import PUBLISHED
-from npu.emulated import EmulatedAttention
+from npu.staged import StagedAttention
 from tests.npu.tiny import write_tiny_llama
 from tests.tools.command_line import assert_refused, run_here
 
@@ -35,7 +35,7 @@ def test_what_was_measured_is_kept_and_used(model: str, tmp_path: Path, capsys: 
     outcome = run_here(capsys, "calibrate", model, "--runtime", "emulated")
     assert (outcome.status, outcome.err) == (0, "")
     [path] = kept(tmp_path)
-    assert outcome.out.splitlines()[-1] == str(path)
+    assert outcome.out.splitlines()[-1] == f"kept in              {path}"
     figures = [line[:20].strip() for line in outcome.out.splitlines()[:-1]]
     assert figures == [
         "a launch",
@@ -102,7 +102,7 @@ def test_a_context_beyond_the_buckets_is_said_to_run_on_the_cpu(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of 150 characters and more is a token; a bucket of 64 holds 63, and the first chunk has 64."""
-    monkeypatch.setattr("npu.runtimes.EmulatedAttention", partial(EmulatedAttention, buckets=(64,)))
+    monkeypatch.setattr("npu.runtimes.StagedAttention", partial(StagedAttention, buckets=(64,)))
     arguments = ["run", model, "--prompt", "xyz" * 50, "--max-tokens", "2", "--runtime", "emulated", "--ignore-eos"]
     outcome = run_here(capsys, *arguments, "--explain-placement")
     assert outcome.status == 0

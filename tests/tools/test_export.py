@@ -111,7 +111,7 @@ def test_dense_says_what_it_takes_of_the_npu(
     outcome = run_here(capsys, *arguments)
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.splitlines() == [
-        "3 segments in fp16, for 1, 16, 64 rows: 0.0 MiB of files",
+        "3 segments in fp16, for 4, 16, 64 rows: 0.0 MiB of files",
         "0.0 MiB of the NPU's memory, of the 4.00 GiB it addresses",
         f"{out}: for rk3588, by rknn-toolkit2 2.5.0",
     ]
@@ -156,12 +156,12 @@ def test_dense_is_calibrated_by_the_demo_unless_told(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("attention", "--rows=1"), "--rows does not go with attention graphs"),
-        (("attention", "--precision=fp16"), "--precision does not go with attention graphs"),
-        (("dense", "--buckets=64"), "--buckets does not go with dense graphs"),
+        (("attention", "--rows=1"), "unrecognized arguments: --rows=1"),
+        (("attention", "--precision=fp16"), "unrecognized arguments: --precision=fp16"),
+        (("dense", "--buckets=64"), "unrecognized arguments: --buckets=64"),
         (("dense", "--calibration=text"), "--calibration goes with --precision w8a8"),
         (("dense", "--rows=16,1"), "ascending"),
-        (("dense", "--rows=1,16", "--precision=w8a8"), "one number of rows"),
+        (("dense", "--rows=4,16", "--precision=w8a8"), "one number of rows"),
         (("dense", "--precision=w8a8", "--calibration=/no/text"), "cannot read /no/text"),
         (("dense", "--precision=w4a16"), "w4a16"),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +48,23 @@ def test_a_command_fits_two_screens(
     assert len(lines) <= TWO_SCREENS
     assert max(map(len, lines)) < 80
     assert lines[0].startswith(f"usage: rockpage {command} ")
-    assert f"  rockpage {command}" in lines[lines.index("example:") + 1]
+    example = lines[lines.index("example:") + 1 :]
+    assert f"  rockpage {command}" in example[0]
+    for line in itertools.takewhile(str.strip, example):
+        assert line.startswith("  ")
+        assert shlex.split(line)  # what is pasted leaves no quote open
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """All of a command, those of its kinds included."""
+    actions: list[argparse.Action] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            actions += [option for kind in action.choices.values() for option in options_of(kind)]
+        else:
+            actions.append(action)
+    return actions
 
 
 @pytest.mark.parametrize("module", COMMANDS, ids=NAMES)
@@ -54,7 +72,7 @@ def test_every_option_says_what_it_does(module: Command) -> None:
     parsers = argparse.ArgumentParser().add_subparsers(parser_class=Parser)
     module.add_parser(parsers)
     (parser,) = parsers.choices.values()
-    silent = [action.dest for action in parser._actions if len((action.help or "").split("(default")[0]) < 8]
+    silent = [option.dest for option in options_of(parser) if len((option.help or "").split("(default")[0]) < 8]
     assert silent == []
 
 
@@ -78,3 +96,21 @@ def test_who_waits_at_a_terminal_is_told_so(
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO(b"piped")))
     assert read_text(None, "-") == "piped"
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model"),
+    [
+        (["a.gguf"], "a.gguf"),
+        (["--model", "a.gguf"], "a.gguf"),
+        (["--model=a.gguf", "--json"], "a.gguf"),
+        ([], None),
+    ],
+)
+@pytest.mark.parametrize("command", ["tokenize", "run", "export attention --out x"])
+def test_a_model_is_named_by_its_place_or_by_its_option(command: str, arguments: list[str], model: str | None) -> None:
+    parser = Parser()
+    subparsers = parser.add_subparsers()
+    for module in COMMANDS:
+        module.add_parser(subparsers)
+    assert parser.parse_args([*command.split(), *arguments]).model == model

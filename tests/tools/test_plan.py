@@ -60,6 +60,18 @@ def test_each_runtime_takes_what_it_needs(
     assert ("the emulated NPU's copy" in capsys.readouterr().out) == (device > 0)
 
 
+def test_what_stays_staged_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--geometry", "layers=24,kv_heads=2,head_dim=128,heads=12", "--weights", "1GB"]
+    arguments += ["--ram", "4GiB", "--resident", "100MiB", "--json"]
+    for runtime, copies in (("auto", 0), ("emulated", 1)):
+        assert main([*arguments, "--runtime", runtime]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        staging = 46_620_672 + (100 << 20)
+        assert (answer["staging_bytes"], answer["device_bytes"]) == (staging, copies * staging)
+    assert main([*arguments, "--runtime", "cpu"]) == 2
+    assert "the cpu runtime stages nothing" in capsys.readouterr().err
+
+
 def test_plan_in_text_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--geometry", "layers=24,kv_heads=2,head_dim=128", "--weights", "1GiB", "--ram", "4GiB"]
     assert main([*arguments, "--context", "8192"]) == 0

@@ -53,6 +53,16 @@ def test_a_schema_from_a_file(model: Path, tmp_path: Path, capsys: pytest.Captur
     assert structured["finish_reason"] == "stop"
 
 
+def test_an_answer_without_words_is_explained(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end = ("--logit-bias", "2=100")  # the tiny model's token that ends answers
+    assert run(model, *end) == 0
+    assert capsys.readouterr() == ("\n", "the model ended the text at once; --chat puts it as a question\n")
+    assert run(model, *end, "--json") == 0
+    assert capsys.readouterr().err == ""  # it says so itself: one id, and why it ended
+    assert run(model, "--max-tokens", "1", "--logit-bias", "2=-100") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_log_probabilities_come_with_json(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = answer(capsys, model, "--max-tokens", "4", "--ignore-eos")
     assert "logprobs" not in plain
