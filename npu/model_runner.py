@@ -21,7 +21,7 @@ class ModelRunner:
     """Runs one model over one cache.
 
     Args:
-        decoder: the dense parts; owned from now on.
+        decoder: the dense parts.
         cache: where K and V go.
         runtime: attention over that cache.
 
@@ -36,10 +36,6 @@ class ModelRunner:
         # Attention results feed the next layer's K and V, so the runtime is part of what names KV bytes.
         named = f"{decoder.fingerprint}|{decoder.numerics}|attention={runtime.numerics}|kv=fp16"
         self.numerics = hashlib.sha256(named.encode()).hexdigest()
-
-    def close(self) -> None:
-        """Give back what the dense parts hold. Safe to call twice."""
-        self._decoder.close()
 
     def compute(self, plan: StepPlan) -> NDArray[np.float32]:
         """Run the model over a plan's rows; between two layers, signal handlers may end it.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from hostcache.cache import PagedKVCache
 from hostcache.namespace import Namespace
@@ -16,7 +17,15 @@ from hostcache.prefix_store import PrefixStore
 from hostcache.saved_prefix import restore_prefix, save_prefix
 from hostcache.state_file import StateReader
 
-__all__ = ["KeptState", "Session"]
+from .interrupts import held_signals
+from .sampling_params import SamplingParams
+from .step_guard import StepGuard
+from .token_ids import prompt_ids
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+__all__ = ["KeptState", "Session", "Sessions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,3 +99,90 @@ class KeptState:
             known = self._prefix.known_tokens(namespace, reader.tokens)
             restored = restore_prefix(reader, self._cache, self._prefix, namespace)
             return Session(reader.tokens, reader.note, known + restored)
+
+
+class Sessions:
+    """Saves, loads and pins for an engine, between its steps; `Engine.sessions` gives one.
+
+    Args:
+        engine: computes what is to be pinned.
+        kept: its files.
+        guard: its steps'.
+    """
+
+    def __init__(self, engine: Engine, kept: KeptState, guard: StepGuard) -> None:
+        self._engine = engine
+        self._kept = kept
+        self._guard = guard
+
+    def pin(
+        self, prompt: str | ArrayLike, owner: str, seconds: float, *, salt: str = "", prompt_version: str = ""
+    ) -> int:
+        """Keep what prompts begin with in the pool, and in `prefix_folder`: read from there, or else computed now.
+
+        Args:
+            prompt: as in `Engine.add_request`.
+            owner: for `engine.prefix.unpin(owner)`.
+            seconds: how long it stays pinned at most.
+            salt: whose prompts it is for.
+            prompt_version: likewise.
+
+        Returns:
+            Tokens that are pinned: the full blocks of the prompt.
+
+        Raises:
+            UsageError: more than may be pinned, `seconds` is not positive, or as in `Engine.generate`.
+            RequestRefused: it can never fit.
+            RequestFailed: it could not be computed.
+        """
+        engine = self._engine
+        tokens = prompt_ids(prompt, engine.tokenizer)
+        namespace = engine.namespace(salt, prompt_version)
+        whole = tokens.size // engine.cache.geometry.block_tokens * engine.cache.geometry.block_tokens
+        if self._kept.recall(namespace, tokens) < whole:
+            for _ in engine.generate(tokens, SamplingParams(max_tokens=1), salt=salt, prompt_version=prompt_version):
+                pass
+        with held_signals(), self._guard.step():
+            return self._kept.pin(namespace, tokens, owner, seconds)
+
+    @held_signals()
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        tokens: ArrayLike,
+        *,
+        note: bytes = b"",
+        salt: str = "",
+        prompt_version: str = "",
+    ) -> int:
+        """Save a conversation, its KV included as far as it is in the pool, in the place of a file that is there.
+
+        Args:
+            path: the file; see docs/state-files.md.
+            tokens: ids of the prompt and its answer, or more of such.
+            note: what to keep beside them.
+            salt: as the conversation's.
+            prompt_version: likewise.
+
+        Returns:
+            Tokens whose KV is in the file.
+
+        Raises:
+            UsageError: an id is outside the vocabulary.
+            OSError: the file cannot be written; one that was there is there still.
+        """
+        with self._guard.step():
+            ids = prompt_ids(tokens, self._engine.tokenizer)
+            return self._kept.save(Path(path), self._engine.namespace(salt, prompt_version), ids, note)
+
+    @held_signals()
+    def load(self, path: str | os.PathLike[str], *, salt: str = "", prompt_version: str = "") -> Session:
+        """Load a conversation; a prompt that begins with its tokens goes on from there.
+
+        Raises:
+            BadStateFile: the file is damaged, and was set aside, or is no state file.
+            UsageError: it was saved with another model, other options or another salt; it stays.
+            OSError: it cannot be read.
+        """
+        with self._guard.step():
+            return self._kept.load(Path(path), self._engine.namespace(salt, prompt_version))

@@ -47,7 +47,7 @@ class Conversation:
         if self._path is not None and not self._path.parent.is_dir():
             raise UsageError(f"there is no folder {self._path.parent} for the session: make it", path=file)
         if self._path is not None and self._path.exists():
-            session = engine.load_session(self._path)
+            session = engine.sessions.load(self._path)
             self._messages = _messages_in(session.note, self._path)
             self._tokens, self.known = session.tokens, session.restored
             if chat and not self._messages:
@@ -96,7 +96,7 @@ class Conversation:
         elif answer and answer[-1] in self._engine.tokenizer.eos_ids:
             answer = answer[:-1]  # what comes next goes on with the text, not behind its end
         try:
-            self._engine.save_session(self._path, np.append(prompt, np.array(answer, np.int32)), note=note)
+            self._engine.sessions.save(self._path, np.append(prompt, np.array(answer, np.int32)), note=note)
         except OSError as error:
             raise UsageError(
                 f"the session cannot be saved to {self._path}: {error.strerror}; what was there is there still",

@@ -519,9 +519,9 @@ BOARD = [
         ("fp16 and int8 segments share KV", '"/".join((runner.numerics, *host))', '"/".join(host)'),
     ),
     *group(
-        "npu/engine.py",
+        "npu/loading.py",
         "npu/test_rknnlite_segments.py",
-        ("a closed engine keeps the NPU", "        self._runner.close()\n", ""),
+        ("a closed engine keeps the NPU", "        self.decoder.close()\n", ""),
     ),
     *group(
         "npu/stepper.py",
@@ -582,7 +582,14 @@ MEMORY = [
         ("what stays staged is not asked for", 'resident_bytes=0 if demand.runtime == "cpu" else demand.resident_bytes', "resident_bytes=0"),
     ),
     *group(
-        "npu/engine.py",
+        "npu/loading.py",
+        "npu/test_loading.py",
+        ("a load that fails keeps its swap space", "            opened.callback(swap.close)\n", "            pass\n"),
+        ("a load that fails keeps its pool", "        opened.callback(cache.close)\n", ""),
+        ("a closed engine keeps its swap space", "            self.swap.close()\n", "            pass\n"),
+    ),
+    *group(
+        "npu/loading.py",
         "npu/test_model_memory.py",
         ("a model is loaded without asking for its memory", "pool = choose_pool(source, demand, asked=pool_bytes)", 'pool = PoolChoice(pool_bytes or 192 << 20, "")'),
         ("what auto stages on a board is not asked for", "runtime=first_choice(runtime, graphs)", 'runtime="cpu" if runtime == "auto" else runtime'),

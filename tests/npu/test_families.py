@@ -17,6 +17,7 @@ from hostcache.scheduler import SchedulerConfig
 from npu.decoder import Attend, Decoder
 from npu.engine import Engine
 from npu.ggml import RUNNABLE_TYPES
+from npu.loading import EngineParts
 from npu.runtimes import open_runtime
 from npu.sampler import SamplingParams
 from npu.source import open_model
@@ -87,7 +88,7 @@ def serve(decoder: Decoder, prompts: list[list[int]]) -> list[tuple[list[int], N
     cache = PagedKVCache.create(decoder.geometry, 8 << 20)
     runtime = open_runtime("cpu", cache, decoder.config.heads)
     config = SchedulerConfig(context_length=CONTEXT, max_rows=64, max_sequences=8, prefill_chunk=16)
-    with Engine(recorder, toy(), cache, runtime, config) as engine:
+    with Engine(EngineParts(recorder, toy(), cache, runtime, config)) as engine:
         params = SamplingParams(max_tokens=DECODED, ignore_eos=True)
         answers: dict[int, tuple[list[int], list[NDArray[np.float32]]]] = {
             engine.add_request(np.array(prompt), params): ([], []) for prompt in prompts

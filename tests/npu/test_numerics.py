@@ -19,6 +19,7 @@ from npu.decoder import Decoder
 from npu.emulated import EmulatedAttention
 from npu.engine import Engine
 from npu.gguf import GGUFFile
+from npu.loading import EngineParts
 from npu.rope import Rope, RopeScaling
 from npu.sampler import SamplingParams
 from tests.npu.tiny import TINY, write_tiny_llama
@@ -142,7 +143,7 @@ def attended_by(model: Path, open_attention: Callable[[PagedKVCache, int], Atten
         decoder = Decoder.load(gguf, cache_dir=model.parent / "cache")
     cache = PagedKVCache.create(decoder.geometry, 1 << 20)
     attention = open_attention(cache, decoder.config.heads)
-    with Engine(decoder, toy(), cache, attention, SchedulerConfig(context_length=512)) as engine:
+    with Engine(EngineParts(decoder, toy(), cache, attention, SchedulerConfig(context_length=512))) as engine:
         return computed(engine)
 
 

@@ -50,7 +50,7 @@ def first_token(engine: Engine, prompt: np.ndarray) -> tuple[float, Request]:
 
 def plain_prefill(engine: Engine, prompt: np.ndarray) -> float:
     """CPU seconds to compute the same chunks with neither scheduler, prefix cache nor sampler."""
-    request = Request(0, prompt, len(prompt), len(prompt), engine._namespace("", ""), engine.cache.table())
+    request = Request(0, prompt, len(prompt), len(prompt), engine.namespace(), engine.cache.table())
     chunk = engine.scheduler.config.prefill_chunk
     started = time.process_time()
     for start in range(0, len(prompt), chunk):

@@ -53,11 +53,11 @@ def test_a_session_goes_on_in_another_engine_as_it_would_have_in_this(
 ) -> None:
     """The same tokens come, from KV that was computed before: only the last token and what is new are computed."""
     tokens = talked(engine)
-    assert engine.save_session(tmp_path / "talk", tokens, note=b"beside") == len(tokens) - 1
+    assert engine.sessions.save(tmp_path / "talk", tokens, note=b"beside") == len(tokens) - 1
     more = np.append(tokens, engine.tokenizer.encode(" and then", bos=False))
     expected = answer(engine, more)
     with started(model) as other:
-        session = other.load_session(tmp_path / "talk")
+        session = other.sessions.load(tmp_path / "talk")
         assert np.array_equal(session.tokens, tokens)
         assert (session.note, session.restored) == (b"beside", len(tokens) - 1)
         assert answer(other, more) == expected
@@ -72,9 +72,9 @@ def test_a_session_that_was_evicted_keeps_its_tokens(model: Path, tmp_path: Path
     with started(model) as engine:
         tokens = talked(engine)
         engine.prefix.invalidate()
-        assert engine.save_session(tmp_path / "talk", tokens) == 0
+        assert engine.sessions.save(tmp_path / "talk", tokens) == 0
     with started(model) as other:
-        session = other.load_session(tmp_path / "talk")
+        session = other.sessions.load(tmp_path / "talk")
         assert (len(session.tokens), session.restored) == (len(tokens), 0)
 
 
@@ -82,29 +82,29 @@ def test_a_session_of_other_options_or_another_tenant_is_refused_and_kept(
     engine: Engine, model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "talk"
-    engine.save_session(path, talked(engine), salt="mine")
+    engine.sessions.save(path, talked(engine), salt="mine")
     for salt, why in (("", "another salt"), ("yours", "another salt")):
         with pytest.raises(UsageError, match=why):
-            engine.load_session(path, salt=salt)
+            engine.sessions.load(path, salt=salt)
     with (
         Engine.load(model, pool_bytes=1 << 20, cache_dir=model.parent, activations="fp32") as other,
         pytest.raises(UsageError, match="another model, or other options, versions or hardware"),
     ):
-        other.load_session(path, salt="mine")
-    engine.load_session(path, salt="mine")
+        other.sessions.load(path, salt="mine")
+    engine.sessions.load(path, salt="mine")
     assert os.listdir(tmp_path) == ["talk"]
 
 
 def test_a_damaged_session_is_refused_and_the_engine_goes_on(engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "talk"
     tokens = talked(engine)
-    engine.save_session(path, tokens)
+    engine.sessions.save(path, tokens)
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
     path.write_bytes(data)
     engine.prefix.invalidate()
     with pytest.raises(BadStateFile, match=r"damaged; it was set aside as talk\.bad"):
-        engine.load_session(path)
+        engine.sessions.load(path)
     assert os.listdir(tmp_path) == ["talk.bad"]
     assert engine.prefix.resident == 0
     assert len(answer(engine, tokens)) == 8
@@ -114,22 +114,22 @@ def test_sessions_are_not_touched_within_a_step_or_after_the_end(engine: Engine,
     tokens = talked(engine)
     with engine._guard.step():
         for call in (
-            lambda: engine.save_session(tmp_path / "talk", tokens),
-            lambda: engine.load_session(tmp_path / "talk"),
+            lambda: engine.sessions.save(tmp_path / "talk", tokens),
+            lambda: engine.sessions.load(tmp_path / "talk"),
         ):
             with pytest.raises(UsageError, match="a step is under way already"):
                 call()
     engine.close()
     with pytest.raises(UsageError, match="this engine is closed"):
-        engine.save_session(tmp_path / "talk", tokens)
+        engine.sessions.save(tmp_path / "talk", tokens)
     assert os.listdir(tmp_path) == []
 
 
 def test_ids_outside_the_vocabulary_are_not_saved(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="token id 100000 is outside"):
-        engine.save_session(tmp_path / "talk", [100_000])
+        engine.sessions.save(tmp_path / "talk", [100_000])
     with pytest.raises(RequestRefused, match="is text or a list of token ids"):
-        engine.save_session(tmp_path / "talk", ["a", "b"])
+        engine.sessions.save(tmp_path / "talk", ["a", "b"])
     assert os.listdir(tmp_path) == []
 
 
@@ -137,12 +137,12 @@ def test_a_pinned_prompt_comes_back_from_disk_after_a_restart(model: Path, tmp_p
     with started(model, tmp_path) as engine:
         prompt = engine.tokenizer.encode(TEXT)
         whole = len(prompt) // 16 * 16
-        assert engine.pin(TEXT, "console", 3600) == whole > 16
+        assert engine.sessions.pin(TEXT, "console", 3600) == whole > 16
         assert engine.scheduler.stats.computed_tokens == len(prompt)
         assert engine.prefix.pinned == whole // 16
         asked = np.append(prompt[:whole], engine.tokenizer.encode(" what now?", bos=False))
         expected = answer(engine, asked)
-        assert engine.pin(TEXT, "console", 3600) == whole
+        assert engine.sessions.pin(TEXT, "console", 3600) == whole
         assert engine.cache.pool.used == whole // 16
     assert len(os.listdir(tmp_path)) == 1
     with started(model, tmp_path) as again:
@@ -150,16 +150,16 @@ def test_a_pinned_prompt_comes_back_from_disk_after_a_restart(model: Path, tmp_p
         assert again.scheduler.stats.hit_tokens == whole
         assert again.scheduler.stats.computed_tokens == len(asked) - whole + 7
     with started(model, tmp_path) as third:
-        assert third.pin(TEXT, "console", 3600) == whole
+        assert third.sessions.pin(TEXT, "console", 3600) == whole
         assert third.scheduler.stats.computed_tokens == 0
         assert third.prefix.unpin("console") == 1
 
 
 def test_a_prompt_is_pinned_without_a_folder_and_for_one_tenant(engine: Engine) -> None:
-    whole = engine.pin(TEXT, "console", 3600, salt="mine", prompt_version="1")
+    whole = engine.sessions.pin(TEXT, "console", 3600, salt="mine", prompt_version="1")
     prompt = engine.tokenizer.encode(TEXT)
-    assert engine.prefix.known_tokens(engine._namespace("mine", "1"), prompt) == whole
-    assert engine.prefix.known_tokens(engine._namespace("", "1"), prompt) == 0
+    assert engine.prefix.known_tokens(engine.namespace("mine", "1"), prompt) == whole
+    assert engine.prefix.known_tokens(engine.namespace("", "1"), prompt) == 0
     assert engine.prefix.invalidate(prompt_version="1") > 0
     assert engine.prefix.pinned == 0
 
@@ -168,13 +168,13 @@ def test_a_damaged_folder_costs_a_computation_and_nothing_else(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with started(model, tmp_path) as engine:
-        whole = engine.pin(TEXT, "console", 3600)
+        whole = engine.sessions.pin(TEXT, "console", 3600)
     (name,) = os.listdir(tmp_path)
     data = bytearray((tmp_path / name).read_bytes())
     data[-40] ^= 1
     (tmp_path / name).write_bytes(data)
     with started(model, tmp_path) as again:
-        assert again.pin(TEXT, "console", 3600) == whole
+        assert again.sessions.pin(TEXT, "console", 3600) == whole
         assert again.scheduler.stats.computed_tokens > whole
     assert "a kept prefix is computed again" in caplog.text
     assert sorted(os.listdir(tmp_path)) == [name, name + ".bad"]

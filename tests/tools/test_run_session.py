@@ -179,7 +179,7 @@ def test_a_file_with_another_programs_note_is_refused(
     capsys: pytest.CaptureFixture[str], model: Path, talk: Path, note: bytes
 ) -> None:
     with opened(model) as engine:
-        engine.save_session(talk, [5, 6, 7], note=note)
+        engine.sessions.save(talk, [5, 6, 7], note=note)
     assert_refused(run(capsys, model, "hill", "--session", str(talk)), "was not saved by rockpage run")
 
 

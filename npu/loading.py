@@ -1,0 +1,197 @@
+"""What an engine is made of, and how that comes from a model's files."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypedDict
+
+from hostcache.cache import PagedKVCache
+from hostcache.scheduler_config import SchedulerConfig
+from hostcache.swap import SwapSpace
+
+from .attention import AttentionRuntime
+from .chat import ChatTemplate
+from .decoder import Decoder, DenseModel
+from .dense_folder import DenseFolder
+from .fp16 import Rounding
+from .model import ModelConfig
+from .model_memory import MemoryDemand, PoolChoice, choose_pool
+from .runtimes import PlacementName, first_choice, open_runtime
+from .source import open_model
+from .text import template_of, tokenizer_of
+from .tokenizer import Tokenizer
+from .weights import Activations
+
+__all__ = ["EngineParts", "LoadOptions", "load_parts"]
+
+
+@dataclass(frozen=True, eq=False)
+class EngineParts:
+    """What an engine is made of. Whoever has the parts closes them: the engine, once it has taken them.
+
+    Attributes:
+        decoder: the dense parts of the model.
+        tokenizer: text to ids and back.
+        cache: the pool.
+        runtime: attention over that pool.
+        config: limits of a step.
+        template: the model's chat template, if it has one.
+        swap: where preempted requests leave their KV; None: it is computed again.
+        pool_choice: why the pool is as large as it is; None: the caller knows.
+        prefix_folder: where pinned prefixes are kept over restarts, see docs/state-files.md; None: nowhere.
+        watch_memory: whether to respond when memory is short.
+    """
+
+    decoder: DenseModel
+    tokenizer: Tokenizer
+    cache: PagedKVCache
+    runtime: AttentionRuntime
+    config: SchedulerConfig
+    template: ChatTemplate | None = None
+    swap: SwapSpace | None = None
+    pool_choice: PoolChoice | None = None
+    prefix_folder: str | os.PathLike[str] | None = None
+    watch_memory: bool = False
+
+    def close(self) -> None:
+        """Give back threads, buffers, the NPU and the pool; the CPU's weights go with the parts. Safe to call twice."""
+        self.runtime.close()
+        self.decoder.close()
+        if self.swap is not None:
+            self.swap.close()
+        self.cache.close()
+
+
+class LoadOptions(TypedDict, total=False):
+    """The keywords of `load_parts`, which says what they are, for those who pass them on."""
+
+    runtime: str
+    pool_bytes: int | None
+    threads: int
+    activations: Activations
+    rounding: Rounding
+    graphs: str | os.PathLike[str] | None
+    dense: str | os.PathLike[str] | None
+    placement: PlacementName | None
+    resident_bytes: int
+    context_length: int | None
+    max_rows: int
+    max_sequences: int
+    prefill_chunk: int
+    step_seconds: float | None
+    swap_bytes: int
+    cache_dir: str | os.PathLike[str] | None
+    prefix_folder: str | os.PathLike[str] | None
+    watch_memory: bool
+
+
+def load_parts(
+    model: str | os.PathLike[str],
+    *,
+    runtime: str = "auto",
+    pool_bytes: int | None = None,
+    threads: int = 1,
+    activations: Activations = "int8",
+    rounding: Rounding = "output",
+    graphs: str | os.PathLike[str] | None = None,
+    dense: str | os.PathLike[str] | None = None,
+    placement: PlacementName | None = None,
+    resident_bytes: int = 0,
+    context_length: int | None = None,
+    max_rows: int = 256,
+    max_sequences: int = 64,
+    prefill_chunk: int = 64,
+    step_seconds: float | None = None,
+    swap_bytes: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    prefix_folder: str | os.PathLike[str] | None = None,
+    watch_memory: bool = True,
+) -> EngineParts:
+    """Load a model and take the pool; the caller closes the parts.
+
+    Args:
+        model: path of a GGUF file or of a Hugging Face folder.
+        runtime: see `npu.runtimes.RuntimeName`.
+        pool_bytes: memory for KV, rounded down to whole blocks; None: 192 MiB, or less where less is left.
+        threads: threads of the dense parts and of the `cpu` runtime.
+        activations: `"int8"` is fast, `"fp32"` exact.
+        rounding: where the emulated NPU rounds to fp16.
+        graphs: the model's attention graphs, for a board's NPU: what `rockpage export attention` wrote.
+        dense: the model's dense segments, what `rockpage export dense` wrote: a board's NPU computes them, and
+            `activations` has no effect. None: this machine's CPU does.
+        placement: what a staged runtime's device attends, see `npu.runtimes.PlacementName`.
+        resident_bytes: memory in which decoding sequences stay staged from step to step, beside the pool.
+        context_length: most tokens a sequence may hold; None: what the model was trained for.
+        max_rows: most tokens computed in one step.
+        max_sequences: most sequences that run at once.
+        prefill_chunk: most prompt tokens of one sequence in one step.
+        step_seconds: how long an answer may pause while prompts are computed, see `hostcache.SchedulerConfig`.
+        swap_bytes: memory beside the pool for the KV of preempted requests; 0: it is computed again.
+        cache_dir: where repacked weights are kept; None: the user's cache folder.
+        prefix_folder: where pinned prefixes are kept over restarts; None: nowhere.
+        watch_memory: whether to respond when memory is short, see docs/memory-pressure.md.
+
+    Raises:
+        ModelError: the file is damaged or of a kind rockpage does not run.
+        RegionError: less memory is left than the model, its runtime and the pool will take.
+        UsageError: an option is out of range, or graphs or segments are missing or for another model.
+        MissingExtra: what the runtime needs is not installed.
+        DeviceError: the simulator or the NPU cannot be used.
+    """
+    with open_model(model) as source, ExitStack() as opened:
+        model_config = ModelConfig.from_gguf(source)
+        config = SchedulerConfig(
+            context_length=model_config.context(context_length),
+            max_rows=max_rows,
+            max_sequences=max_sequences,
+            prefill_chunk=min(prefill_chunk, max_rows),
+            step_seconds=step_seconds,
+        )
+        segments = None if dense is None else DenseFolder(dense, source, cache_dir=cache_dir)
+        demand = MemoryDemand(
+            activations,
+            runtime=first_choice(runtime, graphs),
+            max_rows=max_rows,
+            weights_bytes=None if segments is None else segments.manifest.npu_bytes,
+            resident_bytes=resident_bytes,
+            swap_bytes=swap_bytes,
+        )
+        pool = choose_pool(source, demand, asked=pool_bytes)
+        tokenizer, template = tokenizer_of(source), template_of(source)
+        decoder: DenseModel = (
+            Decoder.load(source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir)
+            if segments is None
+            else segments.load(max_rows)
+        )
+        opened.callback(decoder.close)
+        cache = PagedKVCache.create(model_config.geometry, pool.nbytes)
+        opened.callback(cache.close)
+        swap = SwapSpace(swap_bytes, cache) if swap_bytes else None
+        if swap is not None:
+            opened.callback(swap.close)
+        attention = open_runtime(
+            runtime,
+            cache,
+            model_config.heads,
+            threads=threads,
+            rounding=rounding,
+            graphs=graphs,
+            placement=placement,
+            resident_bytes=resident_bytes,
+            cache_dir=cache_dir,
+        )
+        opened.pop_all()
+    return EngineParts(
+        decoder,
+        tokenizer,
+        cache,
+        attention,
+        config,
+        template=template,
+        swap=swap,
+        pool_choice=pool,
+        prefix_folder=prefix_folder,
+        watch_memory=watch_memory,
+    )
