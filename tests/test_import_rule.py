@@ -32,6 +32,9 @@ EXTRAS = {
 PEERS = {"nanovllm"}
 """Measured beside, from a checkout that the user names."""
 
+TYPES = {"typing_extensions"}
+"""Type checkers know it without its being installed; nothing else may ask for it."""
+
 THIRD_PARTY = {"hostcache": LIGHT, "staging": LIGHT, "npu": LIGHT | EXTRAS, "tools": LIGHT | EXTRAS | PEERS}
 
 
@@ -54,6 +57,12 @@ def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield node.lineno, "a computed name"
 
 
+def lines_for_types(tree: ast.AST) -> set[int]:
+    """Lines that only a type checker reads."""
+    blocks = [n.body for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    return {line for body in blocks for line in range(body[0].lineno, (body[-1].end_lineno or 0) + 1)}
+
+
 def violations(root: Path) -> list[str]:
     """Each import under `root` that breaks the rule, as `file:line imports name`."""
     found = []
@@ -63,10 +72,12 @@ def violations(root: Path) -> list[str]:
             allowed.remove("tools")  # installed as rockpage_tools: only relative imports reach it under both names
         for path in sorted((root / package).rglob("*.py")):
             depth = len(path.relative_to(root).parts) - 1  # leading dots that stay inside the package
-            for line, name in imported_modules(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+            tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+            for_types = lines_for_types(tree)
+            for line, name in imported_modules(tree):
                 dots = len(name) - len(name.lstrip("."))
                 legal = dots <= depth if dots else name.split(".")[0] in allowed
-                if not legal:
+                if not legal and not (name in TYPES and line in for_types):
                     found.append(f"{path.relative_to(root)}:{line} imports {name}")
     return found
 
@@ -97,6 +108,12 @@ def test_the_checker_sees_the_checkout() -> None:
         ("hostcache", "import pyudev", "pyudev"),
         ("hostcache", "from rknnlite.api import RKNNLite", "rknnlite.api"),
         ("npu", "import transformers", "transformers"),
+        ("npu", "import typing_extensions", "typing_extensions"),
+        (
+            "npu",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    pass\nelse:\n    import typing_extensions",
+            "typing_extensions",
+        ),
         ("tools", "import pytest", "pytest"),
         ("tools", "from tools.main import main", "tools.main"),
         ("tools", "import rockpage_tools.main", "rockpage_tools.main"),
@@ -130,6 +147,7 @@ def test_a_seeded_violation_is_caught(tmp_path: Path, package: str, source: str,
             "npu",
             "import onnxruntime, tokenizers, pyudev\nimport staging, hostcache\nfrom rknnlite.api import RKNNLite",
         ),
+        ("npu", "if TYPE_CHECKING:\n    from typing_extensions import Unpack"),
         ("tools", "from . import plan\nfrom .main import main\nimport npu, staging, hostcache, argparse"),
     ],
 )
