@@ -1,13 +1,20 @@
-"""`python -m tools.bench_schedule`: what planning and committing a decode step costs.
+"""`python -m tools.bench_schedule`: what happens between two runs of the model costs, in a step that decodes.
 
-With `--peer`, a checkout of nano-vllm (https://github.com/GeeeekExplorer/nano-vllm) plans the same steps in the
-same process, in turn, so that the ratio holds on a busy machine, too. Its scheduler needs the package xxhash; nothing
-else of it is imported.
+That is planning the step, the arrays that the model gets (tokens, positions, slots, lengths, block tables), and
+committing what was sampled, with the full blocks published to the prefix cache.
+
+With `--peer`, a checkout of nano-vllm (https://github.com/GeeeekExplorer/nano-vllm) does the same for as many sequences
+of the same lengths, in the same process and in turn, so that the ratio holds on a busy machine, too: its
+`Scheduler.schedule`, its `ModelRunner.prepare_decode` and its `Scheduler.postprocess`. Two of these alone are not the
+same work: our plan is those arrays. PyTorch is not needed: where `prepare_decode` makes a tensor of a list it gets a
+numpy array, and moving that to a device does nothing. Sampling parameters count on neither side. The block size
+matters to both, as every sequence takes and publishes a block once in so many steps. The package xxhash is needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import statistics
 import sys
@@ -15,11 +22,12 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Step", "main", "measure", "own_step", "peer_step"]
 
 Step = Callable[[], float]
-"""Plans a step and commits it; returns the seconds that took."""
+"""Does all that a step needs besides the model; returns the seconds that took."""
 
 PROMPT = 64
 """Tokens each sequence begins with. They differ by one, as those of real traffic do: not all need a block at once."""
@@ -78,18 +86,43 @@ def peer_step(checkout: Path, sequences: int, steps: int, block_tokens: int) -> 
         prompt = list(range(1000 * number, 1000 * number + PROMPT + number % block_tokens))
         scheduler.add(sequence_module.Sequence(prompt, sampling))
     tokens = [7] * sequences
-    scheduler.postprocess(*_planned(scheduler.schedule(), tokens))
+    scheduled, is_prefill = scheduler.schedule()
+    scheduler.postprocess(scheduled, tokens, is_prefill)
+    prepare_decode = _prepare_decode(checkout, block_tokens)
 
     def step() -> float:
         started = time.perf_counter()
-        scheduler.postprocess(*_planned(scheduler.schedule(), tokens))
+        scheduled, is_prefill = scheduler.schedule()
+        prepare_decode(scheduled)
+        scheduler.postprocess(scheduled, tokens, is_prefill)
         return time.perf_counter() - started
 
     return step
 
 
-def _planned(plan: tuple[list[object], bool], tokens: list[int]) -> tuple[list[object], list[int], bool]:
-    return plan[0], tokens, plan[1]
+def _prepare_decode(checkout: Path, block_tokens: int) -> Callable[[list[object]], object]:
+    """nano-vllm's `ModelRunner.prepare_decode`, without the rest of its module, which imports the model."""
+    import numpy as np
+
+    class Tensor(np.ndarray):
+        def cuda(self, non_blocking: bool) -> Tensor:  # noqa: ARG002 # there is no device
+            return self
+
+    def tensor(values: object, dtype: type[np.generic], pin_memory: bool) -> Tensor:  # noqa: ARG001 # nor its memory
+        return np.array(values, dtype).view(Tensor)
+
+    path = checkout / "nanovllm" / "engine" / "model_runner.py"
+    module = ast.parse("from __future__ import annotations\n" + path.read_text(), str(path))
+    runner = next(part for part in module.body if isinstance(part, ast.ClassDef) and part.name == "ModelRunner")
+    wanted = {"prepare_decode", "prepare_block_tables"}
+    runner.body = [part for part in runner.body if isinstance(part, ast.FunctionDef) and part.name in wanted]
+    torch = types.SimpleNamespace(tensor=tensor, int32=np.int32, int64=np.int64)
+    names: dict[str, Any] = {"torch": torch, "set_context": lambda *_, **__: None}
+    exec(compile(ast.Module([module.body[0], runner], []), path, "exec"), names)  # noqa: S102 # the peer's code, asked for
+    instance = names["ModelRunner"]()
+    instance.block_size = block_tokens
+    prepare: Callable[[list[object]], object] = instance.prepare_decode
+    return prepare
 
 
 def measure(steps: Sequence[Step], rounds: int) -> list[float]:

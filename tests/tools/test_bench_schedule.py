@@ -16,7 +16,7 @@ class Sequence:
     block_size = 256
     def __init__(self, token_ids, sampling_params):
         assert sampling_params.ignore_eos
-        self.tokens, self.left = list(token_ids), sampling_params.max_tokens
+        self.tokens, self.left, self.prepared = list(token_ids), sampling_params.max_tokens, False
 """
 
 SCHEDULER = """
@@ -28,10 +28,27 @@ class Scheduler:
     def schedule(self):
         return [sequence for sequence in self.sequences if sequence.left], False
     def postprocess(self, sequences, tokens, is_prefill):
+        assert all(sequence.prepared for sequence in sequences) or len(self.sequences[0].tokens) == 64
         assert len(sequences) == len(tokens) == self.config.max_num_seqs
         for sequence, token in zip(sequences, tokens):
             sequence.tokens.append(token)
             sequence.left -= 1
+            sequence.prepared = False
+"""
+
+MODEL_RUNNER = """
+import a_model_that_is_not_there
+class ModelRunner:
+    def __init__(self, model: Model):
+        raise NotImplementedError
+    def prepare_block_tables(self, seqs: list[Sequence]):
+        return torch.tensor([[1, 2] for _ in seqs], dtype=torch.int32, pin_memory=True).cuda(non_blocking=True)
+    def prepare_decode(self, seqs: list[Sequence]):
+        assert self.block_size == 4 or len(seqs) in (1, 8, 32, 128)
+        set_context(False, block_tables=self.prepare_block_tables(seqs))
+        for sequence in seqs:
+            sequence.prepared = True
+        return torch.tensor([sequence.tokens[-1] for sequence in seqs], dtype=torch.int64, pin_memory=True)
 """
 
 SAMPLING = """
@@ -52,6 +69,7 @@ def peer(tmp_path: Path) -> Iterator[Path]:
     (engine / "__init__.py").touch()
     (engine / "sequence.py").write_text(SEQUENCE)
     (engine / "scheduler.py").write_text(SCHEDULER)
+    (engine / "model_runner.py").write_text(MODEL_RUNNER)
     yield tmp_path
     for name in [name for name in sys.modules if name.split(".")[0] == "nanovllm"]:
         del sys.modules[name]
