@@ -71,6 +71,28 @@ class Intake:
             waited=parent.waited,
         )
 
+    def branch_of(self, leader: Request) -> Request:
+        """A request for another answer to a waiting one's prompt; it has no account yet.
+
+        Raises:
+            UsageError: the leader does not wait for its first admission, or is a branch itself.
+        """
+        if leader.state is not RequestState.WAITING or leader.leader is not None:
+            raise UsageError(f"request {leader.id} cannot be branched: it has begun, or is a branch", id=leader.id)
+        branch = Request(
+            next(self._ids),
+            leader.buffer.copy(),
+            leader.length,
+            leader.prompt_length,
+            leader.namespace,
+            self._state.cache.table(),
+            priority=leader.priority,
+            deadline=leader.deadline,
+            leader=leader,
+        )
+        leader.branches.append(branch)
+        return branch
+
     def _checked(self, prompt: ArrayLike, max_tokens: int | None) -> NDArray[np.generic]:
         tokens = np.asarray(prompt)
         if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":

@@ -52,6 +52,22 @@ class Lifecycle:
                 running.computed_chunk(chunk.request)
         self._end_doomed()
 
+    def begin_fork(self, child: Request, parent: Request) -> None:
+        """A new request goes on from where a running one stands: at once, or when there is a place for it."""
+        running = self._state.running
+        if len(running) >= self._state.config.max_sequences or running.has_guarantee(parent):
+            self._state.queue.push(child, self._clock())
+        else:
+            running.add_fork(child, parent)
+
+    def release_branches(self, leader: Request) -> None:
+        """All of a running leader's prompt but its last token has been computed: its branches go their own ways."""
+        branches, leader.branches = leader.branches, []
+        for branch in branches:
+            branch.leader = None
+            branch.age, branch.waited = leader.age, leader.waited
+            self.begin_fork(branch, leader)
+
     def take_back(self, requests: Sequence[Request]) -> None:
         """The step that these are part of is not computed: undo what was taken for it."""
         for request in requests:
@@ -95,8 +111,12 @@ class Lifecycle:
             if request.node is not None and len(tail):
                 state.prefix.publish(request.node, tail, request.table.blocks[request.published])
             state.running.leave(request)
+        elif request.leader is not None:
+            request.leader.branches.remove(request)
+            request.leader = None
         else:
             state.queue.remove(request, self._clock())
+        self._replace_leader(request)
         if request.swapped is not None and state.swap is not None:
             state.swap.drop(request.swapped.ticket)
             request.swapped = None
@@ -104,3 +124,14 @@ class Lifecycle:
         state.stats.finished += 1
         request.state = RequestState.FINISHED
         request.finish_reason = reason
+
+    def _replace_leader(self, leader: Request) -> None:
+        """A request has ended; the first of its branches, if it has any left, computes the prompt for the others."""
+        if not leader.branches:
+            return
+        heir, *others = leader.branches
+        leader.branches, heir.leader, heir.branches = [], None, others
+        heir.age, heir.waited = leader.age, leader.waited
+        for branch in others:
+            branch.leader = heir
+        self._state.queue.push(heir, self._clock())

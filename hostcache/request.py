@@ -84,6 +84,8 @@ class Request:
         announced: what it will publish next, for equal prompts that wait for it.
         swapped: what lies in the swap space for it.
         computed_earlier: tokens computed for it before it was last admitted.
+        branches: begin with the same prompt, and wait in no queue until this request has computed it.
+        leader: whose branch it is, as long as that one computes the prompt.
         rank: while it runs, its place among those that do: the highest level first, then in order of arrival.
         limit: tokens it may grow to.
     """
@@ -118,6 +120,8 @@ class Request:
     announced: tuple[int, bytes] | None = None
     swapped: SwappedTail | None = None
     computed_earlier: int = 0
+    branches: list[Request] = field(default_factory=list)
+    leader: Request | None = None
     rank: tuple[int, int] = (0, 0)
     limit: int = field(init=False)
 

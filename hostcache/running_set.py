@@ -88,7 +88,7 @@ class RunningSet:
 
     def computed_chunk(self, request: Request) -> None:
         """A prompt has been computed further, or to its end."""
-        if request.remaining == 1:
+        if request.remaining == 1 and not request.branches:  # those must be forked off first
             self.begin_decoding(request)
         else:
             self.update(request)

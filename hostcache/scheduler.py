@@ -148,15 +148,29 @@ class Scheduler:
             UsageError: the parent is not running, or is part of a step in flight; or `max_tokens` is used up already,
                 or exceeds the context.
         """
-        running = self._state.running
         child = self._intake.fork_of(parent, max_tokens)
         child.account = self._state.accounts.open(parent.account.name)
         self._deadlines.watch(child)
-        if len(running) >= self.config.max_sequences or running.has_guarantee(parent):
-            self._state.queue.push(child, self._clock())
-        else:
-            running.add_fork(child, parent)
+        self._lifecycle.begin_fork(child, parent)
         return child
+
+    def branch(self, leader: Request) -> Request:
+        """Ask for another answer to the prompt of a request that waits: its blocks are computed once and shared.
+
+        It is forked off when all of the prompt but the last token has been computed, and then counts as a sequence of
+        its own, as in `fork`. If the leader ends before, the next branch computes the prompt in its place.
+
+        Args:
+            leader: whose prompt, limit, priority, client and deadline it has. How long it may wait is counted for the
+                leader alone.
+
+        Raises:
+            UsageError: the leader does not wait for its first admission, or is a branch itself.
+        """
+        branch = self._intake.branch_of(leader)
+        branch.account = self._state.accounts.open(leader.account.name)
+        self._deadlines.watch(branch)
+        return branch
 
     def schedule(self) -> StepPlan:
         """Plan the next step and take its slots. Commit it or roll it back before the next call.

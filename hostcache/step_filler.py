@@ -127,9 +127,13 @@ class StepFiller:
     def _take_chunk(self, request: Request, budget: StepBudget, now: float) -> bool:
         """Slots for the next tokens of a prompt, if the budget has any for it; False: the pool has none."""
         start = request.computed
-        count = 0 if budget.exhausted else budget.grant(start, request.remaining)
+        # A prompt that is to be answered several times is forked in front of its last token.
+        wanted = max(1, request.remaining - 1) if request.branches else request.remaining
+        count = 0 if budget.exhausted else budget.grant(start, wanted)
         if count == 0:
             return True
+        if request.branches and request.remaining == 1:
+            self._lifecycle.release_branches(request)
         if not self._grow(request, count, now):
             return False
         request.in_flight = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .interrupts import held_signals
 from .loading import EngineParts, LoadOptions, load_parts
 from .memory_pressure import respond_to_pressure
 from .model_runner import ModelRunner
+from .queue_options import QueueOptions
 from .sampler import SamplingParams
 from .score import Score, score_ids
 from .sessions import KeptState, Sessions
@@ -97,6 +99,40 @@ class Engine:
             UsageError: likewise, or the folder for pinned prefixes cannot be used.
         """
         return cls(load_parts(model, **options))
+
+    @held_signals()
+    def add_branches(
+        self, prompt: str | ArrayLike, count: int, params: SamplingParams | None = None, **options: Unpack[QueueOptions]
+    ) -> tuple[int, ...]:
+        """Queue several answers to one prompt, whose blocks are computed once and shared.
+
+        Each is what `add_request` would give for the same prompt and its own seed: `params.seed` for the first, and
+        one more, modulo 2**64, for each that follows; if `params` has none, each has a fresh one.
+
+        Args:
+            prompt: as in `add_request`.
+            count: answers, at least 1; those beyond `max_sequences` wait their turn.
+            params: as in `add_request`.
+            options: the other arguments of `add_request`.
+
+        Returns:
+            Their ids; `step` brings the tokens of each.
+
+        Raises:
+            RockpageError: as in `add_request`; nothing was queued.
+            UsageError: likewise, or `count` is below 1.
+        """
+        if count < 1:
+            raise UsageError(f"a prompt is answered at least once, not {count} times", count=count)
+        params = params or SamplingParams()
+        constraints = [self._prepare(params) for _ in range(count - 1)]
+        leader = self._streams[self.add_request(prompt, params, **options)].request
+        for index, constraint in enumerate(constraints, 1):
+            request = self.scheduler.branch(leader)
+            seed = None if params.seed is None else (params.seed + index) % 2**64
+            own = replace(params, seed=seed)
+            self._streams[request.id] = Stream(request, own, self.tokenizer, constraint=constraint)
+        return tuple(range(leader.id, leader.id + count))
 
     @held_signals()
     def add_request(

@@ -159,8 +159,10 @@ class ShadowEngine:
         except RequestRefused:
             self.seen["refused, queue full" if waiting >= 6 else "refused"] += 1
             return
-        self.digests[request.id] = []
-        self.live.append(request)
+        branches = self.random.choice((0, 0, 0, 0, 0, 1, 3))
+        for each in (request, *(self.scheduler.branch(request) for _ in range(branches))):
+            self.digests[each.id] = []
+            self.live.append(each)
 
     def invalidate(self) -> None:
         self.seen["invalidated"] += self.prefix.invalidate(namespace=self.random.choice(NAMESPACES)) > 0
@@ -182,6 +184,8 @@ class ShadowEngine:
     def abort(self, when: str) -> None:
         request = self.random.choice(self.live)
         self.seen[f"aborted {'swapped' if request.swapped else request.state.value} {when}"] += 1
+        self.seen["aborted before it was branched off"] += request.leader is not None
+        self.seen["aborted before its branches"] += bool(request.branches)
         self.scheduler.end(request, FinishReason.ABORTED)
 
     def fork(self) -> None:

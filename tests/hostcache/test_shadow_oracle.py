@@ -35,7 +35,7 @@ def test_random_traffic_never_reads_foreign_kv(runs: int) -> None:
     for event in (
         "forked, running", "forked, waiting", "hit", "refused", "refused, queue full", "rolled back", "invalidated",
         "preemptions", "swapped_out", "swapped_in_tokens", "guaranteed", "skips",
-        "dedup_waits", "expired", "shed", "paused",
+        "dedup_waits", "expired", "shed", "paused", "aborted before it was branched off", "aborted before its branches",
     ):  # fmt: skip
         assert seen[event] >= 30, (event, seen)
 

@@ -8,7 +8,7 @@ from .fault import group
 
 __all__ = ["SCHEDULER_FAULTS"]
 
-STEP_TESTS = "hostcache/test_scheduler.py hostcache/test_scheduler_fork.py hostcache/test_shadow_oracle.py"
+STEP_TESTS = "hostcache/test_scheduler.py hostcache/test_scheduler_branch.py hostcache/test_scheduler_fork.py hostcache/test_shadow_oracle.py"
 RULE_TESTS = "hostcache/test_scheduler_order.py hostcache/test_scheduler_preemption.py hostcache/test_scheduler_dedup.py hostcache/test_scheduler_stateful.py"
 
 SCHEDULER_FAULTS = [
@@ -37,8 +37,16 @@ SCHEDULER_FAULTS = [
         ("an abort frees what the step in flight writes", "        if not request.in_flight:\n", "        if True:\n"),
         ("a token comes though its request was ended meanwhile", "            if request.doomed is not None:  # ended while its step was computed\n                continue\n", ""),
         ("an abort that waited for the step is forgotten", "            self._doomed.append(request)\n", ""),
+        ("a fork runs beyond the limit", "if len(running) >= self._state.config.max_sequences or", "if"),
+        ("branches outlive the one that computes their prompt and never run", "        self._replace_leader(request)\n", ""),
+        ("a branch that ended is forked off all the same", "            request.leader.branches.remove(request)\n", ""),
         ("a rolled back step keeps its slots", "            request.table.truncate(request.computed)\n", ""),
         ("an ended request keeps its room in the swap space", "            state.swap.drop(request.swapped.ticket)\n", ""),
+    ),
+    *group(
+        "hostcache/lifecycle.py",
+        RULE_TESTS,
+        ("the fork of one that must not be preempted takes its blocks", " or running.has_guarantee(parent):", ":"),
     ),
     *group(
         "hostcache/running_set.py",
@@ -102,6 +110,7 @@ SCHEDULER_FAULTS = [
     *group(
         "hostcache/step_filler.py",
         STEP_TESTS,
+        ("a prompt is computed to its end before it is branched", "max(1, request.remaining - 1) if request.branches else request.remaining", "request.remaining"),
         ("the last one that cannot grow waits for ever", "        else:\n            self._fail(request)\n", ""),
     ),
     *group(
@@ -180,12 +189,10 @@ SCHEDULER_FAULTS = [
         "hostcache/scheduler.py",
         STEP_TESTS,
         ("a step that cannot be planned keeps its slots", "            self._lifecycle.take_back(self._filler.taken)\n", ""),
-        ("a fork runs beyond the limit", "if len(running) >= self.config.max_sequences or", "if"),
     ),
     *group(
         "hostcache/scheduler.py",
         RULE_TESTS,
-        ("the fork of one that must not be preempted takes its blocks", " or running.has_guarantee(parent):", ":"),
         ("the last one that runs is shed", "len(self._state.running) < 2:", "len(self._state.running) < 1:"),
         ("nobody grows older", "        self._state.queue.promote(now)\n", ""),
     ),
