@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import bisect
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .blocks import BlockPool
+from .fairness import ClientAccount
 from .request import Request
 
 __all__ = ["RANK", "DecodeBatch", "DecodeRows"]
@@ -41,7 +45,8 @@ class DecodeBatch:
     """Decoding requests in order of rank, and what a step needs of them.
 
     A decoding sequence changes little from step to step: its token and position, and its table once in a block of
-    tokens. So the arrays stay, and a step copies them; building them anew would take longer than all else in a step.
+    tokens. So all of them are counted in arrays, which a step copies and moves on as a whole; a request is touched
+    when it is asked for what it holds (see `settle`), needs a block, fills one, or ends.
 
     Args:
         capacity: most requests.
@@ -49,16 +54,24 @@ class DecodeBatch:
 
     Attributes:
         requests: in order of rank. Read it; change it only through the methods.
+        clock: rises with every change that the requests have not been told of.
     """
 
     def __init__(self, capacity: int, block_tokens: int) -> None:
         self.requests: list[Request] = []
+        self.clock = 0
         self._block_tokens = block_tokens
         self._tokens = np.zeros(capacity, dtype=np.int32)
         self._positions = np.zeros(capacity, dtype=np.int32)
+        self._limits = np.zeros(capacity, dtype=np.int32)  # the position of the last token that has a place
+        self._in_flight = np.zeros(capacity, dtype=np.bool_)
+        # The newest tokens, that of position p in column (p - 1) % block_tokens: those that its request's buffer lacks
+        # are never more than a block of them, as whoever fills a block is settled.
+        self._newest = np.zeros((capacity, block_tokens), dtype=np.int32)
         self._tables = np.zeros((capacity, 16), dtype=np.int32)  # grows to the right by doubling
         self._own_until = np.zeros(capacity, dtype=np.int32)  # of each table, see there
         self._rows = np.arange(capacity)
+        self._clients: list[tuple[ClientAccount, int]] | None = None  # of all requests; None: not counted yet
 
     def add(self, request: Request) -> None:
         """A request decodes from now on: all of its tokens but one have been computed."""
@@ -66,25 +79,56 @@ class DecodeBatch:
         for array in self._columns:
             array[index + 1 : count + 1] = array[index:count].copy()
         self.requests.insert(index, request)
+        self._clients = None
+        self._tokens[index] = request.buffer[request.computed]
+        self._positions[index] = request.computed
+        self._limits[index] = request.limit - 1
+        self._in_flight[index] = False
         self._refresh(index)
+        request.arrays, request.settled_at = self, self.clock
 
     def remove(self, request: Request) -> None:
         """A request decodes no more."""
         index, count = self._place(request), len(self.requests)
+        if request.settled_at != self.clock:
+            self._settle(index)
+        request.arrays = None
         for array in self._columns:
             array[index : count - 1] = array[index + 1 : count].copy()
         del self.requests[index]
+        self._clients = None
 
     def has(self, request: Request) -> bool:
         """Whether the request is one of them."""
-        index = self._place(request)
-        return index < len(self.requests) and self.requests[index] is request
+        return request.arrays is self
 
-    def without_room(self) -> list[Request]:
-        """Those whose next token needs a block, or a copy of a shared one."""
+    def settle(self, request: Request) -> None:
+        """Write to the request and its table what they have not been told yet."""
+        self._settle(self._place(request))
+
+    def without_room(self) -> NDArray[np.intp]:
+        """The places of those whose next token needs a block, or a copy of a shared one."""
         count = len(self.requests)
-        places = np.flatnonzero(self._positions[:count] >= self._own_until[:count])
-        return [self.requests[place] for place in places.tolist()]
+        return np.flatnonzero(self._positions[:count] >= self._own_until[:count])
+
+    def grow(self, places: NDArray[np.intp], pool: BlockPool) -> bool:
+        """Give the next tokens of these, which have no room, slots in blocks of their own.
+
+        Returns:
+            Whether that was done: there are blocks for all, and none needs a copy.
+        """
+        blocks, offsets = np.divmod(self._positions[places], self._block_tokens)
+        if len(places) > pool.available or offsets.any():
+            return False
+        width = int(blocks.max()) + 1
+        if width > self._tables.shape[1]:
+            self._widen(width)
+        fresh = pool.allocate(len(places))
+        for place, block in zip(places.tolist(), fresh, strict=True):
+            self.requests[place].table.append_in(block)
+        self._tables[places, blocks] = fresh
+        self._own_until[places] += self._block_tokens
+        return True
 
     def table_changed(self, request: Request) -> bool:
         """The request's table got a block, got another one in place of one, lost one, or was forked.
@@ -92,27 +136,55 @@ class DecodeBatch:
         Returns:
             Whether the request is one of them; otherwise nothing was done.
         """
-        index = self._place(request)
-        if index == len(self.requests) or self.requests[index] is not request:
+        if not self.has(request):
             return False
-        self._refresh(index)
+        self._refresh(self._place(request))
         return True
 
-    def advance(self, requests: Sequence[Request], tokens: Sequence[int]) -> None:
-        """Each of these requests, all of the batch or some, has computed its row and got one token more."""
-        if requests == self.requests:
-            self._tokens[: len(tokens)] = tokens
-            self._positions[: len(tokens)] += 1
-        else:
-            places = [self._place(request) for request in requests]
-            self._tokens[places] = tokens
-            self._positions[places] += 1
+    def take(self, requests: list[Request]) -> None:
+        """A step computes these, all of the batch or some, whose next tokens have room."""
+        self._in_flight[self._picked(requests)] = True
+        self.clock += 1
+
+    def take_back(self) -> None:
+        """The step is not computed."""
+        self._in_flight[: len(self.requests)] = False
+        self.clock += 1
+
+    def advance(self, requests: list[Request], tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Each of these requests, all of the batch or some, has computed its row and got one token more.
+
+        Returns:
+            Which of `requests` have filled a block, and which of them must not grow any more.
+        """
+        if not requests:
+            return [], []
+        picked, size = self._picked(requests), self._block_tokens
+        rows, before = self._rows[picked], self._positions[picked]
+        self._newest[rows, before % size] = self._tokens[picked] = tokens
+        positions = self._positions[picked] = before + 1
+        self._in_flight[picked] = False
+        self.clock += 1
+        full = np.flatnonzero(positions % size == 0)
+        for place in rows[full].tolist():
+            self._settle(place)
+        return full.tolist(), np.flatnonzero(positions == self._limits[picked]).tolist()
+
+    def charge(self, requests: list[Request]) -> None:
+        """Each of these requests, all of the batch or some, got a token that its client pays for."""
+        if requests != self.requests:
+            for request in requests:
+                request.account.charge_output(1)
+            return
+        if self._clients is None:
+            self._clients = list(Counter(request.account for request in requests).items())
+        for account, count in self._clients:
+            account.charge_output(count)
 
     def rows(self, requests: list[Request]) -> DecodeRows:
         """The rows of these requests, all of the batch or some, in order of rank; each has a slot for its token."""
         count, size = len(requests), self._block_tokens
-        # The whole batch is a slice, which is copied faster than picked rows.
-        picked = slice(count) if requests == self.requests else [self._place(request) for request in requests]
+        picked = self._picked(requests)
         positions = self._positions[picked].copy()
         width = int(positions.max()) // size + 1
         tables = self._tables[picked, :width].copy()
@@ -121,21 +193,33 @@ class DecodeBatch:
         return DecodeRows(requests, self._tokens[picked].copy(), positions, slots, tables)
 
     @property
-    def _columns(self) -> tuple[NDArray[np.int32], ...]:
-        return self._tokens, self._positions, self._own_until, self._tables
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        counts = self._tokens, self._positions, self._limits, self._in_flight, self._own_until
+        return *counts, self._newest, self._tables
+
+    def _picked(self, requests: list[Request]) -> slice | list[int]:
+        """Where these are; the whole batch is a slice, which is copied faster than picked rows."""
+        return slice(len(requests)) if requests == self.requests else [self._place(request) for request in requests]
 
     def _place(self, request: Request) -> int:
         return bisect.bisect_left(self.requests, request.rank, key=RANK)
 
-    def _refresh(self, index: int) -> None:
+    def _settle(self, index: int) -> None:
         request = self.requests[index]
-        ids = request.table.ids
+        length, in_flight = int(self._positions[index]) + 1, bool(self._in_flight[index])
+        request.settle(self._newest[index], length, in_flight=in_flight)
+        request.settled_at = self.clock
+
+    def _refresh(self, index: int) -> None:
+        table = self.requests[index].table
+        ids = table.ids
         if len(ids) > self._tables.shape[1]:
-            grown = np.zeros((len(self._tables), 2 * len(ids)), dtype=np.int32)
-            grown[:, : self._tables.shape[1]] = self._tables
-            self._tables = grown
-        self._own_until[index] = request.table.own_until
-        self._tokens[index] = request.buffer[request.computed]
-        self._positions[index] = request.computed
+            self._widen(len(ids))
+        self._own_until[index] = table.own_until
         self._tables[index, : len(ids)] = ids
         self._tables[index, len(ids) :] = 0
+
+    def _widen(self, width: int) -> None:
+        grown = np.zeros((len(self._tables), 2 * width), dtype=np.int32)
+        grown[:, : self._tables.shape[1]] = self._tables
+        self._tables = grown

@@ -49,6 +49,10 @@ class ClientAccount:
         """`tokens` of a prompt are computed for it."""
         self.counter += tokens * PROMPT_WEIGHT / self.weight
 
+    def charge_output(self, tokens: int) -> None:
+        """`tokens` have been generated for it."""
+        self.counter += tokens * self.token_cost
+
 
 class ClientAccounts:
     """The accounts of all clients, by which the one that has had least is served first.

@@ -28,23 +28,19 @@ class Lifecycle:
 
     def advance(self, plan: StepPlan, tokens: Sequence[int], stops: Sequence[bool]) -> None:
         """A plan was computed: publish full blocks, append what was sampled."""
-        running, size = self._state.running, self._block_tokens
-        running.decoding.advance(plan.decodes, tokens[: len(plan.decodes)])
-        for request in plan.decodes:
-            request.in_flight = False
-            request.computed += 1
-            if request.computed % size == 0:
-                self._publish(request)
+        running, decodes = self._state.running, plan.decodes
+        self._advance_decodes(decodes, tokens[: len(decodes)], stops[: len(decodes)])
         for chunk in plan.prefills:
             chunk.request.in_flight = False
             chunk.request.computed += chunk.count
             self._publish(chunk.request)
-        for request, token, stop in zip(plan.sampling, tokens, stops, strict=True):
+        sampled = [chunk.request for chunk in plan.prefills if chunk.samples]
+        for request, token, stop in zip(sampled, tokens[len(decodes) :], stops[len(decodes) :], strict=True):
             if request.doomed is not None:  # ended while its step was computed
                 continue
             request.buffer[request.length] = token
             request.length += 1
-            request.account.counter += request.account.token_cost
+            request.account.charge_output(1)
             if stop or request.length == request.limit:
                 self._finish(request, FinishReason.STOP if stop else FinishReason.LENGTH)
         for chunk in plan.prefills:
@@ -70,6 +66,7 @@ class Lifecycle:
 
     def take_back(self, requests: Sequence[Request]) -> None:
         """The step that these are part of is not computed: undo what was taken for it."""
+        self._state.running.decoding.take_back()
         for request in requests:
             request.in_flight = False
             request.table.truncate(request.computed)
@@ -86,6 +83,24 @@ class Lifecycle:
         elif request.doomed is None:
             request.doomed = reason
             self._doomed.append(request)
+
+    def _advance_decodes(self, decodes: list[Request], tokens: Sequence[int], stops: Sequence[bool]) -> None:
+        """Each of these got a token; only those that filled a block or end are looked at one by one."""
+        batch = self._state.running.decoding
+        full, ended = batch.advance(decodes, tokens)
+        for index in full:
+            self._publish(decodes[index])
+        paying = decodes
+        if self._doomed:  # ended while their step was computed: its token is not theirs
+            for request in filter(batch.has, self._doomed):
+                request.length -= 1
+            paying = [request for request in decodes if request.doomed is None]
+        batch.charge(paying)
+        if not ended and not any(stops):
+            return
+        for index in sorted({*ended, *(index for index, stop in enumerate(stops) if stop)}):
+            if decodes[index].doomed is None:
+                self._finish(decodes[index], FinishReason.STOP if stops[index] else FinishReason.LENGTH)
 
     def _end_doomed(self) -> None:
         """The step is over in which these were ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from .prefix import Namespace, PrefixNode
 from .swap import SwapTicket
 from .table import BlockTable
 
-__all__ = ["FinishReason", "Request", "RequestState", "SwappedTail"]
+__all__ = ["FinishReason", "Request", "RequestState", "SwappedTail", "TokenArrays"]
 
 
 class RequestState(enum.Enum):
@@ -51,24 +52,35 @@ class SwappedTail:
     tokens: int
 
 
+class TokenArrays(Protocol):
+    """Where requests that decode are counted together; `DecodeBatch` is it.
+
+    Attributes:
+        clock: rises whenever the arrays change in a way that requests have not been told of.
+    """
+
+    clock: int
+
+    def settle(self, request: Request) -> None:
+        """Write to a request what the arrays say of it."""
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One sequence that grows token by token.
 
+    While it decodes, its tokens are counted in arrays, and it learns of them when it is asked: nothing is done for each
+    request in each step.
+
     Attributes:
         id: unique within a scheduler, ascending in order of arrival.
-        buffer: int32; prompt, then output; its size is the most the request may grow to.
-        length: tokens in `buffer`.
         prompt_length: tokens of the prompt.
         namespace: whose KV it may share.
-        table: its blocks; empty while it waits.
-        computed: leading tokens whose KV is in the table (or will be once the step in flight is committed).
         node: last published node, held; None while it waits.
         published: full blocks that `node` stands behind.
         hit_tokens: tokens that need not be computed when it was last admitted: the prefix cache had them, or they were
             swapped in.
         preemptions: how often it lost its blocks.
-        in_flight: it is part of a step that was scheduled and not yet committed.
         doomed: why it ends as soon as the step in flight is over; None if it does not.
         priority: as given; higher goes first.
         account: what its client has had.
@@ -87,22 +99,24 @@ class Request:
         branches: begin with the same prompt, and wait in no queue until this request has computed it.
         leader: whose branch it is, as long as that one computes the prompt.
         rank: while it runs, its place among those that do: the highest level first, then in order of arrival.
+        arrays: while it decodes, where it is counted.
+        settled_at: their clock when it learnt of them last.
         limit: tokens it may grow to.
     """
 
     id: int
-    buffer: NDArray[np.int32]
-    length: int
+    _buffer: NDArray[np.int32]
+    _length: int
     prompt_length: int
     namespace: Namespace
-    table: BlockTable
+    _table: BlockTable
     state: RequestState = RequestState.WAITING
-    computed: int = 0
+    _computed: int = 0
     node: PrefixNode | None = None
     published: int = 0
     hit_tokens: int = 0
     preemptions: int = 0
-    in_flight: bool = False
+    _in_flight: bool = False
     doomed: FinishReason | None = None
     finish_reason: FinishReason | None = None
     error: RockpageError | None = None
@@ -123,10 +137,61 @@ class Request:
     branches: list[Request] = field(default_factory=list)
     leader: Request | None = None
     rank: tuple[int, int] = (0, 0)
+    arrays: TokenArrays | None = None
+    settled_at: int = 0
     limit: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.limit = len(self.buffer)
+        self.limit = len(self._buffer)
+
+    @property
+    def buffer(self) -> NDArray[np.int32]:
+        """Prompt, then output, int32; its size is the most the request may grow to."""
+        self._settle()
+        return self._buffer
+
+    @property
+    def length(self) -> int:
+        """Tokens in `buffer`."""
+        self._settle()
+        return self._length
+
+    @length.setter
+    def length(self, tokens: int) -> None:
+        self._settle()
+        self._length = tokens
+
+    @property
+    def table(self) -> BlockTable:
+        """Its blocks; empty while it waits."""
+        self._settle()
+        return self._table
+
+    @table.setter
+    def table(self, table: BlockTable) -> None:
+        self._table = table
+
+    @property
+    def computed(self) -> int:
+        """Leading tokens whose KV is in the table (or will be once the step in flight is committed)."""
+        self._settle()
+        return self._computed
+
+    @computed.setter
+    def computed(self, tokens: int) -> None:
+        self._settle()
+        self._computed = tokens
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether it is part of a step that was scheduled and not yet committed."""
+        self._settle()
+        return self._in_flight
+
+    @in_flight.setter
+    def in_flight(self, value: bool) -> None:
+        self._settle()
+        self._in_flight = value
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -167,3 +232,26 @@ class Request:
     def full(self) -> bool:
         """Whether it may not grow any more."""
         return self.length == self.limit
+
+    def settle(self, newest: NDArray[np.int32], length: int, *, in_flight: bool) -> None:
+        """It decodes, and has come to hold `length` tokens, its newest one not computed.
+
+        Args:
+            newest: int32; the token of position p is at `(p - 1) % len(newest)`. It holds at least those that `buffer`
+                lacks.
+            length: tokens it holds.
+            in_flight: whether a step in flight computes the newest one.
+        """
+        start, size = self._length, len(newest)
+        while start < length:  # at most twice: up to the last column, and from the first
+            column = (start - 1) % size
+            stop = min(length, start + size - column)
+            self._buffer[start:stop] = newest[column : column + stop - start]
+            start = stop
+        self._length, self._computed = length, length - 1
+        self._table.length = length - 1 + in_flight
+        self._in_flight = in_flight
+
+    def _settle(self) -> None:
+        if self.arrays is not None and self.arrays.clock != self.settled_at:
+            self.arrays.settle(self)

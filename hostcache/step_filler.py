@@ -10,7 +10,6 @@ from .request import FinishReason, Request, RequestState
 from .scheduler_state import SchedulerState
 from .step import Chunk, StepPlan
 from .step_budget import StepBudget
-from .table import BlockTable
 
 __all__ = ["StepFiller"]
 
@@ -111,17 +110,15 @@ class StepFiller:
         """A slot for each sequence that decodes; returns those that got none."""
         batch = self._running.decoding
         self.decodes = batch.requests.copy()  # known before any of them takes a slot, should one raise
-        growing = batch.without_room()
-        # One before it may have preempted it by the time its turn comes.
-        stuck = [r for r in growing if r.state is RequestState.RUNNING and not self._grow(r, 1, now)]
-        self.decodes = in_tail = batch.requests.copy()  # less those that gave way
-        if growing:
-            apart = set(growing)
-            in_tail = [request for request in in_tail if request not in apart]
-            self.decodes = [request for request in self.decodes if request not in stuck]
-        BlockTable.append_in_tails([request.table for request in in_tail])
-        for request in self.decodes:
-            request.in_flight = True
+        places = batch.without_room()
+        stuck: list[Request] = []
+        if len(places) and (self._running.guaranteed or not batch.grow(places, self._pool)):
+            growing = [batch.requests[place] for place in places.tolist()]
+            # One before it may have preempted it by the time its turn comes.
+            stuck = [r for r in growing if r.state is RequestState.RUNNING and not self._grow(r, 1, now)]
+            self.decodes = [request for request in batch.requests if request not in stuck]
+        if self.decodes:
+            batch.take(self.decodes)
         return stuck
 
     def _take_chunk(self, request: Request, budget: StepBudget, now: float) -> bool:

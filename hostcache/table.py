@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,14 +109,14 @@ class BlockTable:
         self.length += count
         self.own_until = len(self.blocks) * self._pool.block_tokens
 
-    @staticmethod
-    def append_in_tails(tables: Iterable[BlockTable]) -> None:
-        """Give each table's next token a slot in its last block; each has `length < own_until`.
+    def append_in(self, block: int) -> None:
+        """Give the next token a slot in a block that was allocated for it; the last one is full.
 
-        A step does this for every sequence that decodes, so it asks nothing.
+        A step does this for every sequence that needs a block, so it asks nothing.
         """
-        for table in tables:
-            table.length += 1
+        self._extend((block,))
+        self.length += 1
+        self.own_until += self._pool.block_tokens
 
     def fork(self) -> BlockTable:
         """A second table over the same blocks; whoever writes first gets a private copy of the tail."""

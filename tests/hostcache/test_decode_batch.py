@@ -12,28 +12,31 @@ from hostcache.decode_batch import DecodeBatch
 
 SIZE = 4
 
+LIMIT = 200
+"""Tokens that a request may grow to."""
+
 
 def decoding(number: int, length: int, pool: BlockPool) -> Request:
     """A request of distinct tokens, all but the newest computed."""
     request = Request(
         number,
-        np.arange(1000 * number, 1000 * number + 200, dtype=np.int32),
+        np.arange(1000 * number, 1000 * number + LIMIT, dtype=np.int32),
         length,
         length,
         Namespace("model"),
         BlockTable(pool, lambda *_: None),
-        computed=length - 1,
     )
+    request.computed, request.rank = length - 1, (0, number)
     request.table.append(length - 1)
     return request
 
 
-def assert_rows(batch: DecodeBatch, requests: list[Request]) -> None:
+def assert_rows(batch: DecodeBatch, requests: list[Request], expected: dict[Request, list[int]]) -> None:
     rows = batch.rows(requests)
     assert rows.requests == requests
-    assert rows.tokens.tolist() == [int(request.buffer[request.computed]) for request in requests]
-    assert rows.positions.tolist() == [request.computed for request in requests]
-    assert rows.slots.tolist() == [request.table.slot(request.computed) for request in requests]
+    assert rows.tokens.tolist() == [expected[request][-1] for request in requests]
+    assert rows.positions.tolist() == [len(expected[request]) - 1 for request in requests]
+    assert rows.slots.tolist() == [request.table.slot(len(expected[request]) - 1) for request in requests]
     width = max(len(request.table.blocks) for request in requests)
     tables = [request.table.blocks + [0] * (width - len(request.table.blocks)) for request in requests]
     assert rows.tables.tolist() == tables
@@ -41,20 +44,31 @@ def assert_rows(batch: DecodeBatch, requests: list[Request]) -> None:
     assert dtypes == [np.int32, np.int32, np.int64, np.int32]
 
 
+def assert_told(requests: list[Request], expected: dict[Request, list[int]]) -> None:
+    """Whoever is asked between two steps knows all its tokens."""
+    for request in requests:
+        assert request.tokens.tolist() == expected[request]
+        assert (request.computed, request.table.length) == (request.length - 1, request.length - 1)
+        assert not request.in_flight
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_arrays_say_what_the_requests_say(seed: int) -> None:
-    chance, pool = random.Random(seed), BlockPool(400, SIZE)
+    chance, pool = random.Random(seed), BlockPool(1000, SIZE)
     batch = DecodeBatch(12, SIZE)
     live: list[Request] = []
+    expected: dict[Request, list[int]] = {}
     for number in range(150):
         if len(live) < 12 and chance.random() < 0.4:
-            request = decoding(number, chance.randint(1, 90), pool)
+            request = decoding(number, chance.randint(1, LIMIT - 10), pool)
             request.rank = (-chance.randint(0, 2), number)
             live.append(request)
+            expected[request] = request.tokens.tolist()
             batch.add(request)
         if live and chance.random() < 0.2:
             gone = live.pop(chance.randrange(len(live)))
             batch.remove(gone)
+            assert gone.tokens.tolist() == expected[gone]
             gone.table.release()
             assert not batch.has(gone)
         live.sort(key=lambda request: request.rank)
@@ -62,27 +76,39 @@ def test_the_arrays_say_what_the_requests_say(seed: int) -> None:
         assert all(map(batch.has, live))
         taken = [request for request in live if chance.random() < 0.8] if chance.random() < 0.5 else list(live)
         grown = [request for request in live if request.computed % SIZE == 0]  # nobody shares a tail here
-        assert batch.without_room() == grown
-        for request in taken:
-            request.table.append(1)
-            if request in grown:
+        places = batch.without_room()
+        assert [live[place] for place in places] == grown
+        if taken == live and len(places) and chance.random() < 0.5:
+            assert batch.grow(places, pool)
+        else:
+            for request in [request for request in grown if request in taken]:
+                request.table.append(1)
                 batch.table_changed(request)
         if not taken:
             continue
-        assert_rows(batch, taken)
-        if chance.random() < 0.1:  # rolled back
+        batch.take(taken)
+        if chance.random() < 0.5:  # otherwise nobody asks until a block is full
+            assert [request.in_flight for request in live] == [request in taken for request in live]
+            assert all(request.table.length == request.computed + 1 for request in taken)
+        assert_rows(batch, taken, expected)
+        if chance.random() < 0.1:
+            batch.take_back()
             for request in taken:
                 request.table.truncate(request.computed)
                 batch.table_changed(request)
+            assert not any(request.in_flight for request in live)
             continue
         tokens = [chance.randrange(10**6) for _ in taken]
-        batch.advance(taken, tokens)
+        full, ended = batch.advance(taken, tokens)
         for request, token in zip(taken, tokens, strict=True):
-            request.computed += 1
-            request.buffer[request.computed] = token
-        for request in [request for request in taken if request.computed > 150]:
-            batch.remove(request)
-            live.remove(request)
+            expected[request].append(token)
+        assert full == [index for index, request in enumerate(taken) if len(expected[request]) % SIZE == 1]
+        assert ended == [index for index, request in enumerate(taken) if len(expected[request]) == LIMIT]
+        assert_told([request for request in taken if chance.random() < 0.3], expected)
+        for index in reversed(ended):
+            batch.remove(taken[index])
+            assert taken[index].tokens.tolist() == expected[taken[index]]
+            live.remove(taken[index])
 
 
 def test_rows_are_the_receivers() -> None:
@@ -94,3 +120,38 @@ def test_rows_are_the_receivers() -> None:
     rows = batch.rows([request])
     batch.advance([request], [99])
     assert (rows.tokens.tolist(), rows.positions.tolist(), rows.tables.tolist()) == ([1005], [5], [[0, 1]])
+
+
+def test_who_needs_a_copy_or_blocks_that_are_missing_is_not_grown_with_the_rest() -> None:
+    pool = BlockPool(3, SIZE)
+    batch = DecodeBatch(3, SIZE)
+    first, second = decoding(1, 5, pool), decoding(2, 7, pool)
+    batch.add(first)
+    batch.add(second)
+    assert pool.available == 0
+    assert batch.without_room().tolist() == [0]
+    assert not batch.grow(batch.without_room(), pool)
+    first.table.truncate(0)
+    batch.remove(first)
+    fork = second.table.fork()
+    batch.table_changed(second)
+    assert batch.without_room().tolist() == [0]
+    assert not batch.grow(batch.without_room(), pool)  # its next token would land in the fork's block
+    assert (second.table.blocks, fork.blocks, pool.available) == ([1, 2], [1, 2], 1)
+
+
+def test_each_client_pays_for_its_tokens() -> None:
+    pool, batch = BlockPool(9, SIZE), DecodeBatch(3, SIZE)
+    requests = [decoding(number, 2, pool) for number in range(3)]
+    requests[2].account = requests[0].account
+    for request in requests:
+        batch.add(request)
+    batch.charge(requests)
+    batch.charge(requests[:2])
+    assert (requests[0].account.counter, requests[1].account.counter) == (2.0 * 3, 2.0 * 2)
+    batch.remove(requests[0])
+    batch.charge(requests[1:])
+    assert (requests[2].account.counter, requests[1].account.counter) == (2.0 * 4, 2.0 * 3)
+    batch.add(requests[0])
+    batch.charge(requests)
+    assert (requests[2].account.counter, requests[1].account.counter) == (2.0 * 6, 2.0 * 4)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hostcache import FinishReason, Request, RequestState, SwapSpace
+from hostcache.decode_batch import DecodeBatch
 from tests.hostcache.bench import HOME, Bench
 from tests.hostcache.shadow import NAMESPACES, Fault, ShadowEngine
 
@@ -216,7 +217,7 @@ def test_a_freed_blocks_old_content_is_never_a_hit() -> None:
 
 
 def test_a_step_that_fails_while_a_sequence_grows_gives_all_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first has its block already when the second one's cannot be had."""
+    """They grow one by one, and the first has its block already when the second one's cannot be had."""
     bench = Bench()
     first, second = bench.submit(4), bench.submit(4, start=100)
     bench.step()
@@ -228,6 +229,7 @@ def test_a_step_that_fails_while_a_sequence_grows_gives_all_slots_back(monkeypat
         return allocate(count)
 
     with monkeypatch.context() as patch:
+        patch.setattr(DecodeBatch, "grow", lambda *_: False)
         patch.setattr(bench.pool, "allocate", fail_the_second_time)
         with pytest.raises(MemoryError):
             bench.scheduler.schedule()
