@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from .errors import RockpageError
 from .request import FinishReason, Request, RequestState
 from .scheduler_state import SchedulerState
-from .step import StepPlan
+from .step import Chunk, StepPlan
 
 __all__ = ["Lifecycle"]
+
+_Sampled: TypeAlias = tuple[Request, int, bool]
+"""A request, a token of its own, and whether that ends it."""
 
 
 class Lifecycle:
@@ -32,10 +36,14 @@ class Lifecycle:
         self._advance_decodes(decodes, tokens[: len(decodes)], stops[: len(decodes)])
         for chunk in plan.prefills:
             chunk.request.in_flight = False
-            chunk.request.computed += chunk.count
-            self._publish(chunk.request)
-        sampled = [chunk.request for chunk in plan.prefills if chunk.samples]
-        for request, token, stop in zip(sampled, tokens[len(decodes) :], stops[len(decodes) :], strict=True):
+            if not chunk.drafted:
+                chunk.request.computed += chunk.count
+                self._publish(chunk.request)
+        chunks, drafts = plan.sampling[len(decodes) :], plan.drafts
+        sampled = list(zip(chunks, tokens[len(decodes) :], stops[len(decodes) :], strict=True))
+        if drafts:
+            sampled = self._verify(drafts, sampled)
+        for request, token, stop in sampled:
             if request.doomed is not None:  # ended while its step was computed
                 continue
             request.buffer[request.length] = token
@@ -108,6 +116,28 @@ class Lifecycle:
         for request in doomed:
             assert request.doomed is not None
             self._finish(request, request.doomed)
+
+    def _verify(self, drafts: list[Chunk], sampled: list[_Sampled]) -> list[_Sampled]:
+        """Keep of the drafts, which have the last rows, what was sampled in front of it, too; the tokens that count."""
+        row = len(sampled) - sum(chunk.count for chunk in drafts)
+        counting = sampled[:row]
+        for chunk in drafts:
+            request, own = chunk.request, sampled[row : row + chunk.count]
+            row += chunk.count
+            proposed = request.buffer[chunk.start + 1 : chunk.start + chunk.count].tolist()
+            accepted = 0
+            for (_, token, stop), guess in zip(own, proposed, strict=False):  # behind the last row is no guess
+                if stop or token != guess:
+                    break
+                accepted += 1
+            kept = accepted + 1  # rows: that of the newest token is never in vain
+            counting += own[:kept]
+            request.computed += kept
+            request.table.truncate(chunk.start + kept)
+            self._publish(request)
+            self._state.stats.drafted_tokens += chunk.drafted
+            self._state.stats.accepted_tokens += accepted
+        return counting
 
     def _publish(self, request: Request) -> None:
         """Make the request's newly computed full blocks known to others."""

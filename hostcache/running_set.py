@@ -86,6 +86,11 @@ class RunningSet:
         self.decoding.add(request)
         self.update(request)
 
+    def pause_decoding(self, request: Request) -> None:
+        """A decoding request computes several tokens in this step, like the end of a prompt."""
+        self.decoding.remove(request)
+        bisect.insort(self.prefilling, request, key=RANK)
+
     def computed_chunk(self, request: Request) -> None:
         """A prompt has been computed further, or to its end."""
         if request.remaining == 1 and not request.branches:  # those must be forked off first

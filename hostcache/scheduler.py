@@ -20,7 +20,7 @@ from .scheduler_config import SchedulerConfig
 from .scheduler_state import SchedulerState, SwapRoom
 from .scheduler_stats import SchedulerStats
 from .step import StepPlan
-from .step_filler import StepFiller
+from .step_filler import Drafts, StepFiller
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 
@@ -172,11 +172,15 @@ class Scheduler:
         self._deadlines.watch(branch)
         return branch
 
-    def schedule(self) -> StepPlan:
+    def schedule(self, drafts: Drafts | None = None) -> StepPlan:
         """Plan the next step and take its slots. Commit it or roll it back before the next call.
 
         A request that cannot be continued, or whose time is up, is finished with an error here. The plan may be empty.
         If anything is raised, the slots taken so far go back.
+
+        Args:
+            drafts: tokens proposed for requests. Those that decode compute as many of them, beside their newest token,
+                as rows, time and blocks are left, and `commit` keeps what turns out right.
 
         Raises:
             UsageError: the previous step is still in flight.
@@ -192,7 +196,7 @@ class Scheduler:
             self._lifecycle.end(request, FinishReason.FAILED, error)
         self._state.queue.promote(now)
         try:
-            plan = self._filler.fill(now, paused=bool(self.pause_reason))
+            plan = self._filler.fill(now, drafts or {}, paused=bool(self.pause_reason))
         except BaseException:
             self._lifecycle.take_back(self._filler.taken)
             raise
@@ -209,7 +213,8 @@ class Scheduler:
 
         Args:
             plan: the plan in flight.
-            tokens: one sampled token per entry of `plan.logit_rows`.
+            tokens: one sampled token per entry of `plan.logit_rows`. Behind a token that is not the one proposed there,
+                or that ends its request, those of the same draft do not count.
             stops: for each of them, whether it ends its request.
             seconds: how long computing it took, to learn from; None: nobody measured.
         """

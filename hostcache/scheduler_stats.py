@@ -17,6 +17,8 @@ class SchedulerStats:
         hit_tokens: of those, tokens the prefix cache had.
         swapped_in_tokens: of those, tokens that came back from the swap space.
         computed_tokens: tokens whose KV was computed.
+        drafted_tokens: of those, tokens that had only been proposed.
+        accepted_tokens: of those, tokens that proved right.
         preemptions: times a running request lost its blocks.
         swapped_out: of those, times its KV went to the swap space.
         skips: times a request was admitted before one that did not fit.
@@ -31,6 +33,8 @@ class SchedulerStats:
     hit_tokens: int = 0
     swapped_in_tokens: int = 0
     computed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     preemptions: int = 0
     swapped_out: int = 0
     skips: int = 0

@@ -22,13 +22,16 @@ class Chunk:
         request: whose tokens.
         start: first position computed.
         count: tokens computed.
-        samples: whether the last of them is the request's newest token, so that its logits give the next one.
+        samples: whether the request's newest token is among them, so that its logits give the next one.
+        drafted: how many of them stand behind the newest token: proposed, and each to be compared with what the logits
+            in front of it give.
     """
 
     request: Request
     start: int
     count: int
     samples: bool
+    drafted: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class StepPlan:
 
     Attributes:
         decodes: requests that compute their newest token and sample, one row each: the first rows.
-        prefills: what is computed of prompts, behind them.
+        prefills: what is computed of prompts, behind them; and last, of decoding requests with tokens proposed.
         tokens: int32 `[rows]`.
         positions: int32 `[rows]`.
         slots: int64 `[rows]`, where each row's K and V go.
@@ -80,8 +83,13 @@ class StepPlan:
 
     @property
     def sampling(self) -> list[Request]:
-        """The requests that get a token from this step, in the order of `logit_rows`."""
-        return self.decodes + [chunk.request for chunk in self.prefills if chunk.samples]
+        """The requests that get a token from this step, in the order of `logit_rows`; once for each row of a draft."""
+        return self.decodes + [c.request for c in self.prefills if c.samples for _ in range(1 + c.drafted)]
+
+    @property
+    def drafts(self) -> list[Chunk]:
+        """Those of `prefills` that hold proposed tokens: the last ones."""
+        return [chunk for chunk in self.prefills if chunk.drafted]
 
     @classmethod
     def build(cls, prefills: Sequence[Chunk], decodes: DecodeRows | None = None) -> StepPlan:
@@ -137,7 +145,8 @@ def _arrays_of(chunks: Sequence[Chunk]) -> _Arrays:
         positions[row : row + count] = np.arange(start, start + count)
         slots[row : row + count] = request.table.slots(start, start + count)
         row += count
-    logit_rows = np.array([q - 1 for q, c in zip(query_starts[1:], chunks, strict=True) if c.samples], np.int64)
+    ends = zip(query_starts[1:].tolist(), chunks, strict=True)
+    logit_rows = np.array([row for q, c in ends if c.samples for row in range(q - 1 - c.drafted, q)], np.int64)
     context_lens = np.array([chunk.start + chunk.count for chunk in chunks], dtype=np.int32)
     return tokens, positions, slots, logit_rows, query_starts, context_lens, tables
 

@@ -49,6 +49,13 @@ class StepBudget:
             within -= within % TILE_ROWS  # what fills no tile would cost one
         return min(most, max(within, TILE_ROWS if self._first else 0))
 
+    def spare(self, start: int, wanted: int) -> int:
+        """Rows for what need not make progress in this step: as `grant`, but never beyond the budget."""
+        most = max(0, min(self._rows, wanted))
+        if self._seconds is None:
+            return most
+        return max(0, min(most, self._cost.rows_within(self._seconds, start) if self._cost.known else 0))
+
     def spend(self, start: int, count: int) -> None:
         """The sequence computes `count` rows from `start` on."""
         self._first = False

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
 from .admission import Admission
 from .errors import RequestFailed, RockpageError
 from .lifecycle import Lifecycle
@@ -11,7 +17,10 @@ from .scheduler_state import SchedulerState
 from .step import Chunk, StepPlan
 from .step_budget import StepBudget
 
-__all__ = ["StepFiller"]
+__all__ = ["Drafts", "StepFiller"]
+
+Drafts: TypeAlias = Mapping[Request, NDArray[np.int32]]
+"""Tokens that are likely to follow those of a request, int32, by request."""
 
 MOST_ASIDE = 16
 """Waiting requests that one step looks at without admitting them: bounds what they cost."""
@@ -51,11 +60,12 @@ class StepFiller:
         requests = self.decodes + [chunk.request for chunk in self.chunks]
         return [request for request in requests if request.state is RequestState.RUNNING]
 
-    def fill(self, now: float, *, paused: bool) -> StepPlan:
+    def fill(self, now: float, drafts: Drafts, *, paused: bool) -> StepPlan:
         """Take the slots of the next step; it may be empty. What is raised leaves them in `taken`.
 
         Args:
             now: the time.
+            drafts: what may follow the tokens of requests.
             paused: whether nobody is admitted while others run.
         """
         self.decodes, self.chunks = [], []
@@ -75,6 +85,8 @@ class StepFiller:
         stuck = [request for request in stuck if request.state is RequestState.RUNNING]  # still
         if stuck and not self.decodes and not self.chunks:
             self._stand_back(max(stuck, key=lambda request: request.rank), now)
+        if drafts and self._take_drafts(drafts, budget):
+            rows = self._running.decoding.rows(self.decodes) if self.decodes else None
         return StepPlan.build(self.chunks, rows)
 
     def require_hope(self) -> None:
@@ -137,6 +149,31 @@ class StepFiller:
         self.chunks.append(Chunk(request, start, count, count == request.remaining))
         budget.spend(start, count)
         return True
+
+    def _take_drafts(self, drafts: Drafts, budget: StepBudget) -> bool:
+        """Slots for proposed tokens behind those that decode, of what all others leave; False: for none.
+
+        Nobody gives way for them, and what they take comes back when the step is over, but for those accepted.
+        """
+        taken = []
+        for request in self.decodes:
+            draft = drafts.get(request)
+            if draft is None:
+                continue
+            # Behind an accepted draft comes a token of the model's own, which must fit, too.
+            count = budget.spare(request.length, min(len(draft), request.limit - request.length - 1))
+            if self._running.promised + request.table.blocks_needed(count) > self._pool.available:
+                count = min(count, request.table.own_until - request.table.length)
+            if count < 1:
+                continue
+            self._running.pause_decoding(request)
+            taken.append(request)
+            request.buffer[request.length : request.length + count] = draft[:count]
+            request.table.append(count)
+            self.chunks.append(Chunk(request, request.computed, 1 + count, samples=True, drafted=count))
+            budget.spend(request.length, count)
+        self.decodes = [request for request in self.decodes if request not in taken]
+        return bool(taken)
 
     def _admit(self, budget: StepBudget, places: int, now: float) -> None:
         """Let waiting requests run, up to `places` in all, in order; a few may pass one that does not fit."""

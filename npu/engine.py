@@ -82,7 +82,7 @@ class Engine:
         self._runner = ModelRunner(parts.decoder, self.cache, self.runtime)
         self._structures = StructureCompiler(self.tokenizer)
         self._streams: dict[int, Stream] = {}
-        self._stepper = Stepper(self.scheduler, self._runner, self._streams, self.pressure)
+        self._stepper = Stepper(self.scheduler, self._runner, self._streams, self.pressure, parts.lookup)
         self._outbox: dict[int, list[RequestOutput]] = {}  # by request: brought by a step and not yet handed out
         self._guard = StepGuard()
 

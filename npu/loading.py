@@ -20,6 +20,7 @@ from .model import ModelConfig
 from .model_memory import MemoryDemand, PoolChoice, choose_pool
 from .runtimes import PlacementName, first_choice, open_runtime
 from .source import open_model
+from .speculation import PromptLookup
 from .text import template_of, tokenizer_of
 from .tokenizer import Tokenizer
 from .weights import Activations
@@ -42,6 +43,7 @@ class EngineParts:
         pool_choice: why the pool is as large as it is; None: the caller knows.
         prefix_folder: where pinned prefixes are kept over restarts, see docs/state-files.md; None: nowhere.
         watch_memory: whether to respond when memory is short.
+        lookup: proposes tokens for answers; None: nobody does.
     """
 
     decoder: DenseModel
@@ -54,6 +56,7 @@ class EngineParts:
     pool_choice: PoolChoice | None = None
     prefix_folder: str | os.PathLike[str] | None = None
     watch_memory: bool = False
+    lookup: PromptLookup | None = None
 
     def close(self) -> None:
         """Give back threads, buffers, the NPU and the pool; the CPU's weights go with the parts. Safe to call twice."""
@@ -85,6 +88,7 @@ class LoadOptions(TypedDict, total=False):
     cache_dir: str | os.PathLike[str] | None
     prefix_folder: str | os.PathLike[str] | None
     watch_memory: bool
+    speculate: int
 
 
 def load_parts(
@@ -108,6 +112,7 @@ def load_parts(
     cache_dir: str | os.PathLike[str] | None = None,
     prefix_folder: str | os.PathLike[str] | None = None,
     watch_memory: bool = True,
+    speculate: int = 0,
 ) -> EngineParts:
     """Load a model and take the pool; the caller closes the parts.
 
@@ -132,6 +137,8 @@ def load_parts(
         cache_dir: where repacked weights are kept; None: the user's cache folder.
         prefix_folder: where pinned prefixes are kept over restarts; None: nowhere.
         watch_memory: whether to respond when memory is short, see docs/memory-pressure.md.
+        speculate: tokens guessed at a time from what the prompt and the answer have said before, see
+            `npu.speculation.PromptLookup`; answers stay the same. 0: none.
 
     Raises:
         ModelError: the file is damaged or of a kind rockpage does not run.
@@ -140,6 +147,7 @@ def load_parts(
         MissingExtra: what the runtime needs is not installed.
         DeviceError: the simulator or the NPU cannot be used.
     """
+    lookup = PromptLookup(speculate) if speculate else None
     with open_model(model) as source, ExitStack() as opened:
         model_config = ModelConfig.from_gguf(source)
         config = SchedulerConfig(
@@ -194,4 +202,5 @@ def load_parts(
         pool_choice=pool,
         prefix_folder=prefix_folder,
         watch_memory=watch_memory,
+        lookup=lookup,
     )

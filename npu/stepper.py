@@ -9,13 +9,17 @@ from numpy.typing import NDArray
 
 from hostcache.errors import RequestFailed
 from hostcache.pressure_response import PressureResponse
-from hostcache.request import FinishReason, Request
+from hostcache.request import FinishReason, Request, RequestState
 from hostcache.scheduler import Scheduler
 
 from .model_runner import ModelRunner
+from .speculation import PromptLookup
 from .stream import RequestOutput, Stream
 
 __all__ = ["Stepper"]
+
+NO_TOKEN = -1
+"""In place of a token that nothing asks for: that of a request that failed, or behind a proposal that is wrong."""
 
 
 class Stepper:
@@ -27,6 +31,7 @@ class Stepper:
         streams: of the requests that have not ended, by id. Shared with the engine, which adds to it; a stream whose
             request has ended is removed.
         pressure: what is done when memory is short; None: nothing. The engine closes it.
+        lookup: proposes tokens for those that decode; None: nobody does.
     """
 
     def __init__(
@@ -35,11 +40,13 @@ class Stepper:
         runner: ModelRunner,
         streams: dict[int, Stream],
         pressure: PressureResponse | None = None,
+        lookup: PromptLookup | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._streams = streams
         self._pressure = pressure
+        self._lookup = lookup
 
     def step(self) -> list[RequestOutput]:
         """Take one step; whatever goes wrong in it, the requests are as before it.
@@ -49,7 +56,7 @@ class Stepper:
         """
         if self._pressure is not None:
             self._pressure.tend()
-        plan = self._scheduler.schedule()
+        plan = self._scheduler.schedule(self._drafts())
         if self._pressure is not None:
             self._pressure.after_schedule(plan.rows)
         outputs = []
@@ -57,33 +64,58 @@ class Stepper:
             sampling, started = plan.sampling, time.monotonic()
             try:
                 logits = self._runner.compute(plan)
-                sampled = [self._sample(request, row) for request, row in zip(sampling, logits, strict=True)]
+                sampled = self._sample_all(sampling, logits)
             except BaseException:
                 self._scheduler.rollback(plan)
                 raise
             tokens, stops = [token for token, _ in sampled], [ends for _, ends in sampled]
+            lengths = {request: request.length for request in sampling}
             self._scheduler.commit(plan, tokens, stops, seconds=time.monotonic() - started)
             outputs = [
-                self._output(self._streams[request.id], token)
-                for request, (token, _) in zip(sampling, sampled, strict=True)
+                self._output(self._streams[request.id], request.tokens[length:].tolist())
+                for request, length in lengths.items()
                 if request.doomed is None
             ]
         # Requests that ended without a token in this step: failed, in the plan or before it.
         ended = [request_id for request_id, stream in list(self._streams.items()) if stream.request.finished]
         return outputs + [self._streams.pop(request_id).last() for request_id in ended]
 
-    def _sample(self, request: Request, logits: NDArray[np.float32]) -> tuple[int, bool]:
+    def _drafts(self) -> dict[Request, NDArray[np.int32]]:
+        """What may follow the tokens of those that decode."""
+        if self._lookup is None:
+            return {}
+        requests = [stream.request for stream in self._streams.values()]
+        decoding = [r for r in requests if r.state is RequestState.RUNNING and r.remaining == 1]
+        return {request: self._lookup.propose(request.tokens) for request in decoding}
+
+    def _sample_all(self, sampling: list[Request], logits: NDArray[np.float32]) -> list[tuple[int, bool]]:
+        """A token for each row, and whether it ends its answer; `NO_TOKEN` behind a proposal that is wrong."""
+        sampled: list[tuple[int, bool]] = []
+        ahead: dict[Request, int] = {}  # rows of the request so far
+        for request, row in zip(sampling, logits, strict=True):
+            count = ahead[request] = ahead.get(request, -1) + 1
+            if count and sampled[-1] != (request.buffer[request.length + count - 1], False):
+                sampled.append((NO_TOKEN, False))
+            else:
+                sampled.append(self._sample(request, row, count))
+        return sampled
+
+    def _sample(self, request: Request, logits: NDArray[np.float32], ahead: int) -> tuple[int, bool]:
         try:
-            return self._streams[request.id].sample(logits)
+            return self._streams[request.id].sample(logits, ahead)
         except RequestFailed as error:  # this row is broken; the others are not
             self._scheduler.end(request, FinishReason.FAILED, error)
-            return 0, False
+            return NO_TOKEN, False
 
-    def _output(self, stream: Stream, token: int) -> RequestOutput:
-        text = stream.push(token)
-        if stream.stopped:
-            self._scheduler.end(stream.request, FinishReason.STOP)
+    def _output(self, stream: Stream, tokens: list[int]) -> RequestOutput:
+        text = ""
+        for count, token in enumerate(tokens, 1):
+            text += stream.push(token)
+            if stream.stopped:  # what was accepted behind a stop string is no part of the answer
+                del tokens[count:]
+                self._scheduler.end(stream.request, FinishReason.STOP)
+                break
         if not stream.request.finished:
-            return stream.output(token, text)
+            return stream.output(tuple(tokens), text)
         del self._streams[stream.request.id]
-        return stream.last((token,), text)
+        return stream.last(tuple(tokens), text)

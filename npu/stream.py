@@ -25,7 +25,8 @@ class RequestOutput:
 
     Attributes:
         request_id: as `add_request` returned it.
-        token_ids: tokens sampled in this step: one, or none if the request only ended.
+        token_ids: tokens that this step brought: one; several where proposed ones proved right; or none if the request
+            only ended.
         text: the text they complete; may be empty while a character or a stop string is undecided.
         finish_reason: why the request has ended; None while it goes on.
         error: what went wrong, if the reason is `FAILED`.
@@ -81,7 +82,7 @@ class Stream:
         self.sampler = sampler or Sampler(params)
         self._constraint = constraint
         self._end_ids = frozenset() if params.ignore_eos else tokenizer.eos_ids
-        self._logprobs: tuple[TokenLogprobs, ...] = ()  # of the token sampled last
+        self._logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens sampled in the last step
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopChecker(params.stop)
         self._decided = 0  # characters that came out, or would have
@@ -93,11 +94,12 @@ class Stream:
         """Whether a stop string has ended it."""
         return self._stops.stopped is not None
 
-    def sample(self, logits: NDArray[np.float32]) -> tuple[int, bool]:
+    def sample(self, logits: NDArray[np.float32], ahead: int = 0) -> tuple[int, bool]:
         """Choose the token that follows the request's, which are left as they are.
 
         Args:
             logits: float32 `[vocab]`, only read.
+            ahead: how many tokens behind the request's newest one, which are in its buffer, have been chosen already.
 
         Returns:
             The token, and whether it ends the answer.
@@ -106,11 +108,14 @@ class Stream:
             RequestFailed: the model's numbers are broken, or the structure cannot be followed.
         """
         request, constraint = self.request, self._constraint
-        allowed = constraint.allowed(request.output) if constraint else None
-        token = self.sampler.sample(logits, request.tokens, request.prompt_length, allowed)
+        history = request.buffer[: request.length + ahead]
+        answer = history[request.prompt_length :]
+        allowed = constraint.allowed(answer) if constraint else None
+        token = self.sampler.sample(logits, history, request.prompt_length, allowed)
         if self.params.logprobs is not None:
-            self._logprobs = (token_logprobs(logits, token, self.params.logprobs),)
-        ends = token in self._end_ids or (constraint is not None and constraint.completed_by(request.output, token))
+            known = self._logprobs if ahead else ()
+            self._logprobs = (*known, token_logprobs(logits, token, self.params.logprobs))
+        ends = token in self._end_ids or (constraint is not None and constraint.completed_by(answer, token))
         return token, ends
 
     def fork(
@@ -135,9 +140,9 @@ class Stream:
             return ""
         return self._take(self._stops.push(self._detokenizer.push(token)))
 
-    def output(self, token: int, text: str) -> RequestOutput:
-        """The token that `sample` chose has been committed, and the request goes on."""
-        return RequestOutput(self.request.id, (token,), text, logprobs=self._logprobs)
+    def output(self, tokens: tuple[int, ...], text: str) -> RequestOutput:
+        """The tokens that `sample` chose have been committed, and the request goes on."""
+        return RequestOutput(self.request.id, tokens, text, logprobs=self._logprobs)
 
     def last(self, tokens: tuple[int, ...] = (), text: str = "") -> RequestOutput:
         """The request has ended: nothing is held back any more, unless behind a stop string.
@@ -148,7 +153,7 @@ class Stream:
         """
         text += self._take(self._stops.push(self._detokenizer.flush()) + self._stops.flush())
         reason = FinishReason.STOP if self.stopped else self.request.finish_reason
-        logprobs = self._logprobs if tokens else ()
+        logprobs = self._logprobs[: len(tokens)]
         return RequestOutput(self.request.id, tokens, text, reason, self.request.error, logprobs)
 
     def _take(self, decided: str) -> str:

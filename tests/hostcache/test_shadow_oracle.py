@@ -25,7 +25,16 @@ def test_random_traffic_never_reads_foreign_kv(runs: int) -> None:
         engine = shadow(seed)
         engine.run(200)
         seen += engine.seen
-        for name in ("preemptions", "swapped_out", "swapped_in_tokens", "skips", "dedup_waits", "expired"):
+        for name in (
+            "preemptions",
+            "swapped_out",
+            "swapped_in_tokens",
+            "skips",
+            "dedup_waits",
+            "expired",
+            "drafted_tokens",
+            "accepted_tokens",
+        ):
             seen[name] += getattr(engine.scheduler.stats, name)
     for when in ("between steps", "in flight"):
         for state in ("waiting", "running", "preempted", "swapped"):
@@ -36,6 +45,7 @@ def test_random_traffic_never_reads_foreign_kv(runs: int) -> None:
         "forked, running", "forked, waiting", "hit", "refused", "refused, queue full", "rolled back", "invalidated",
         "preemptions", "swapped_out", "swapped_in_tokens", "guaranteed", "skips",
         "dedup_waits", "expired", "shed", "paused", "aborted before it was branched off", "aborted before its branches",
+        "drafted_tokens", "accepted_tokens",
     ):  # fmt: skip
         assert seen[event] >= 30, (event, seen)
 

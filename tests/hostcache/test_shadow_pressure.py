@@ -78,7 +78,7 @@ class SqueezedShadow(ShadowEngine):
             self.balloon.deflate(self.cache.buffer.nbytes)
 
 
-@pytest.mark.parametrize("runs", [60, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("runs", [90, pytest.param(500, marks=pytest.mark.long)])
 def test_nobody_reads_what_was_given_back(runs: int) -> None:
     """200 steps each; 100,000 in the longer run."""
     seen: Counter[str] = Counter()

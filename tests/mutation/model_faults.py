@@ -184,9 +184,9 @@ SAMPLING = [
     *group(
         "npu/stream.py",
         "npu/test_engine.py npu/test_structured_engine.py",
-        ("log-probabilities are those of what was asked for", "(token_logprobs(logits, token, self.params.logprobs),)", "(token_logprobs(logits * 2, token, self.params.logprobs),)"),
+        ("log-probabilities are those of what was asked for", "token_logprobs(logits, token, self.params.logprobs)", "token_logprobs(logits * 2, token, self.params.logprobs)"),
         ("an end token is text", "if token in self._end_ids:", "if False:"),
-        ("a complete structure goes on", "(constraint is not None and constraint.completed_by(request.output, token))", "False"),
+        ("a complete structure goes on", "(constraint is not None and constraint.completed_by(answer, token))", "False"),
         ("a fork draws its own seed", "None if params else self.sampler", "None"),
         ("what was held back at the end is lost", "self._detokenizer.flush()) + self._stops.flush()", "self._detokenizer.flush())"),
     ),
@@ -218,6 +218,24 @@ PROCESSES = [
         ("other users cannot lock", "os.fchmod(fd, 0o666)", "pass"),
         ("what others wrote reaches the terminal", '"".join(filter(str.isprintable, program))', "program"),
         ("a device's name leads elsewhere", "if not re.fullmatch(", "if not re.match("),
+    ),
+    *group(
+        "npu/speculation.py",
+        "npu/test_speculation.py",
+        ("the oldest match is proposed", "int(places[-1])", "int(places[0])"),
+        ("the match itself is proposed", "int(places[-1]) + size", "int(places[-1])"),
+    ),
+    *group(
+        "npu/stepper.py",
+        "npu/test_speculation.py",
+        ("guesses are accepted unseen", "if count and sampled[-1] != (request.buffer[request.length + count - 1], False):", "if False:"),
+        ("what was accepted behind a stop string is handed out", "                del tokens[count:]\n", ""),
+    ),
+    *group(
+        "npu/stream.py",
+        "npu/test_speculation.py",
+        ("behind a guess the history lacks it", "request.buffer[: request.length + ahead]", "request.tokens"),
+        ("only the last token's log-probability is reported", "known = self._logprobs if ahead else ()", "known = ()"),
     ),
     *group(
         "npu/weights_cache.py",

@@ -8,7 +8,7 @@ from .fault import group
 
 __all__ = ["SCHEDULER_FAULTS"]
 
-STEP_TESTS = "hostcache/test_scheduler.py hostcache/test_scheduler_branch.py hostcache/test_scheduler_fork.py hostcache/test_shadow_oracle.py"
+STEP_TESTS = "hostcache/test_scheduler.py hostcache/test_scheduler_branch.py hostcache/test_scheduler_drafts.py hostcache/test_scheduler_fork.py hostcache/test_shadow_oracle.py"
 RULE_TESTS = "hostcache/test_scheduler_order.py hostcache/test_scheduler_preemption.py hostcache/test_scheduler_dedup.py hostcache/test_scheduler_stateful.py"
 
 SCHEDULER_FAULTS = [
@@ -16,7 +16,7 @@ SCHEDULER_FAULTS = [
         "hostcache/step.py",
         "hostcache/test_scheduler.py",
         ("a sequence does not see its own rows", "[chunk.start + chunk.count for chunk in chunks]", "[chunk.start for chunk in chunks]"),
-        ("the token before the last is sampled", "[q - 1 for q, c in zip", "[q - 2 for q, c in zip"),
+        ("the token before the last is sampled", "range(q - 1 - c.drafted, q)", "range(q - 2 - c.drafted, q - 1)"),
         ("positions count from 1", "np.arange(start, start + count)", "np.arange(start + 1, start + count + 1)"),
         ("a prompt samples from a decoding sequence's row", "count + logit_rows", "logit_rows"),
     ),
@@ -46,6 +46,9 @@ SCHEDULER_FAULTS = [
         ("a fork runs beyond the limit", "if len(running) >= self._state.config.max_sequences or", "if"),
         ("branches outlive the one that computes their prompt and never run", "        self._replace_leader(request)\n", ""),
         ("a branch that ended is forked off all the same", "            request.leader.branches.remove(request)\n", ""),
+        ("a guess is taken though the model says otherwise", "if stop or token != guess:", "if stop:"),
+        ("tokens count that were guessed behind an end", "if stop or token != guess:", "if token != guess:"),
+        ("what was guessed wrong keeps its slots", "            request.table.truncate(chunk.start + kept)\n", ""),
         ("a rolled back step keeps its slots", "            request.table.truncate(request.computed)\n", ""),
         ("an ended request keeps its room in the swap space", "            state.swap.drop(request.swapped.ticket)\n", ""),
     ),
@@ -116,6 +119,8 @@ SCHEDULER_FAULTS = [
     *group(
         "hostcache/step_filler.py",
         STEP_TESTS,
+        ("guesses take what was promised to prompts", "if self._running.promised + request.table.blocks_needed", "if request.table.blocks_needed"),
+        ("guesses leave no room for the token behind them", "request.limit - request.length - 1)", "request.limit - request.length)"),
         ("a prompt is computed to its end before it is branched", "max(1, request.remaining - 1) if request.branches else request.remaining", "request.remaining"),
         ("the last one that cannot grow waits for ever", "        else:\n            self._fail(request)\n", ""),
     ),

@@ -218,12 +218,12 @@ def test_steps_that_are_rolled_back_change_nothing(engine: Engine, monkeypatch: 
     stream = engine._streams[neighbour]
     sample, calls = stream.sample, 0
 
-    def failing(logits: NDArray[np.float32]) -> tuple[int, bool]:
+    def failing(logits: NDArray[np.float32], ahead: int) -> tuple[int, bool]:
         nonlocal calls
         calls += 1
         if calls % 3 == 0:
             raise OSError("injected")
-        return sample(logits)
+        return sample(logits, ahead)
 
     monkeypatch.setattr(stream, "sample", failing)
     text, failures = "", 0
