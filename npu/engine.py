@@ -15,6 +15,7 @@ from hostcache.prefix import Namespace, PrefixCache
 from hostcache.request import FinishReason
 from hostcache.scheduler import Scheduler
 
+from .beam import BeamAnswer, BeamParams, BeamSearch
 from .chat import encode_chat, turn_ends
 from .interrupts import held_signals
 from .loading import EngineParts, LoadOptions, load_parts
@@ -335,6 +336,22 @@ class Engine:
         ids = as_ids(tokens, self.tokenizer.vocab_size)
         with self._guard.step():
             return score_ids(ids, self.namespace(), self.cache, self.scheduler.config, self._runner.compute)
+
+    @held_signals()
+    def beam_search(self, prompt: str | ArrayLike, params: BeamParams) -> list[BeamAnswer]:
+        """Search for the most likely answers to a prompt; it shares nothing with requests, which wait meanwhile.
+
+        Returns:
+            At most `params.width` answers, the best first.
+
+        Raises:
+            RockpageError: as `npu.beam.BeamSearch` and its `run`, or an id is outside the vocabulary.
+        """
+        tokens = prompt_ids(prompt, self.tokenizer)
+        with self._guard.step():
+            config, compute = self.scheduler.config, self._runner.compute
+            search = BeamSearch(params, self.tokenizer.eos_ids, self.cache, config, compute)
+            return search.run(tokens, self.namespace())
 
     @property
     def sessions(self) -> Sessions:

@@ -220,6 +220,17 @@ PROCESSES = [
         ("a device's name leads elsewhere", "if not re.fullmatch(", "if not re.match("),
     ),
     *group(
+        "npu/beam.py",
+        "npu/test_beam.py",
+        ("an end counts however unlikely it is", "(ends and rank < width)", "ends"),
+        ("beams forget what they had gathered", " + np.array([[beam.logprob] for beam in beams])", ""),
+        ("long answers are not favoured", "math.pow(length, self.length_penalty)", "length"),
+        ("the search ends when enough are complete", "params.early_stopping or bound", "True or bound"),
+        ("beams are left behind", "        for beam in beams:\n            beam.request.table.release()\n        return heirs\n", "        return heirs\n"),
+        ("an error keeps the beams' blocks", "        finally:\n            for beam in beams:\n                beam.request.table.release()\n", "        finally:\n            pass\n"),
+        ("a beam goes on in its parent's tokens", "buffer = source.buffer.copy()", "buffer = source.buffer"),
+    ),
+    *group(
         "npu/speculation.py",
         "npu/test_speculation.py",
         ("the oldest match is proposed", "int(places[-1])", "int(places[0])"),
