@@ -170,6 +170,12 @@ SCHEDULER_FAULTS = [
     ),
     *group(
         "hostcache/step_budget.py",
+        "hostcache/test_scheduler_drafts.py",
+        ("guesses go beyond the time of a step", "self._cost.rows_within(self._seconds, start) if self._cost.known else 0))", "most))"),
+        ("guesses go beyond the rows of a step", "most = max(0, min(self._rows, wanted))", "most = max(0, wanted)"),
+    ),
+    *group(
+        "hostcache/step_budget.py",
         "hostcache/test_step_cost.py",
         ("a prompt gets nothing when time is short", "max(within, TILE_ROWS if self._first else 0)", "within"),
         ("each prompt gets a tile whatever it costs", "TILE_ROWS if self._first else 0", "TILE_ROWS"),
