@@ -7,7 +7,7 @@ import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,18 @@ from .blocks import BlockPool
 from .fairness import ClientAccount
 from .request import Request
 
-__all__ = ["RANK", "DecodeBatch", "DecodeRows"]
+__all__ = ["RANK", "DecodeBatch", "DecodeRows", "FilledBlock"]
 
 RANK = operator.attrgetter("rank")
 """The order of those that run."""
+
+
+RECENT_TOKENS = 256
+"""Newest tokens that are kept of each sequence, if a block holds less than half as many: whoever has got so many is
+told of them at once. A choice."""
+
+FilledBlock: TypeAlias = tuple[Request, int, NDArray[np.int32], int]
+"""A request, where in its table the block is that it has filled, the block's tokens, and the block."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,11 @@ class DecodeBatch:
         self._positions = np.zeros(capacity, dtype=np.int32)
         self._limits = np.zeros(capacity, dtype=np.int32)  # the position of the last token that has a place
         self._in_flight = np.zeros(capacity, dtype=np.bool_)
-        # The newest tokens, that of position p in column (p - 1) % block_tokens: those that its request's buffer lacks
-        # are never more than a block of them, as whoever fills a block is settled.
-        self._newest = np.zeros((capacity, block_tokens), dtype=np.int32)
+        self._slots = np.zeros(capacity, dtype=np.int64)  # of the newest tokens, where they have one
+        # The newest tokens by block, that of position p in entry p % (blocks * block_tokens): at least those that its
+        # request's buffer lacks, as whoever comes to the last entry is settled, and the block that was filled last.
+        blocks = max(2, RECENT_TOKENS // block_tokens)
+        self._newest = np.zeros((capacity, blocks, block_tokens), dtype=np.int32)
         self._tables = np.zeros((capacity, 16), dtype=np.int32)  # grows to the right by doubling
         self._own_until = np.zeros(capacity, dtype=np.int32)  # of each table, see there
         self._rows = np.arange(capacity)
@@ -80,8 +90,12 @@ class DecodeBatch:
             array[index + 1 : count + 1] = array[index:count].copy()
         self.requests.insert(index, request)
         self._clients = None
-        self._tokens[index] = request.buffer[request.computed]
-        self._positions[index] = request.computed
+        position = request.computed
+        begun = position // self._block_tokens
+        block = request.buffer[begun * self._block_tokens : position + 1]
+        self._newest[index, begun % self._newest.shape[1], : len(block)] = block
+        self._tokens[index] = block[-1]
+        self._positions[index] = position
         self._limits[index] = request.limit - 1
         self._in_flight[index] = False
         self._refresh(index)
@@ -109,7 +123,7 @@ class DecodeBatch:
     def without_room(self) -> NDArray[np.intp]:
         """The places of those whose next token needs a block, or a copy of a shared one."""
         count = len(self.requests)
-        return np.flatnonzero(self._positions[:count] >= self._own_until[:count])
+        return (self._positions[:count] >= self._own_until[:count]).nonzero()[0]
 
     def grow(self, places: NDArray[np.intp], pool: BlockPool) -> bool:
         """Give the next tokens of these, which have no room, slots in blocks of their own.
@@ -118,16 +132,16 @@ class DecodeBatch:
             Whether that was done: there are blocks for all, and none needs a copy.
         """
         blocks, offsets = np.divmod(self._positions[places], self._block_tokens)
-        if len(places) > pool.available or offsets.any():
+        if len(places) > pool.available or np.count_nonzero(offsets):
             return False
-        width = int(blocks.max()) + 1
+        width = max(blocks.tolist()) + 1
         if width > self._tables.shape[1]:
             self._widen(width)
-        fresh = pool.allocate(len(places))
-        for place, block in zip(places.tolist(), fresh, strict=True):
-            self.requests[place].table.append_in(block)
+        fresh = np.array(pool.allocate(len(places)), dtype=np.int64)
         self._tables[places, blocks] = fresh
+        self._slots[places] = fresh * self._block_tokens
         self._own_until[places] += self._block_tokens
+        self.clock += 1
         return True
 
     def table_changed(self, request: Request) -> bool:
@@ -151,24 +165,25 @@ class DecodeBatch:
         self._in_flight[: len(self.requests)] = False
         self.clock += 1
 
-    def advance(self, requests: list[Request], tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+    def advance(self, requests: list[Request], tokens: Sequence[int]) -> tuple[list[FilledBlock], list[int]]:
         """Each of these requests, all of the batch or some, has computed its row and got one token more.
 
         Returns:
-            Which of `requests` have filled a block, and which of them must not grow any more.
+            The blocks that have been filled, and which of `requests` must not grow any more.
         """
         if not requests:
             return [], []
         picked, size = self._picked(requests), self._block_tokens
-        rows, before = self._rows[picked], self._positions[picked]
-        self._newest[rows, before % size] = self._tokens[picked] = tokens
-        positions = self._positions[picked] = before + 1
+        self._tokens[picked] = tokens
+        positions = self._positions[picked] = self._positions[picked] + 1
+        kept = self._newest.shape[1] * size
+        self._newest.reshape(-1)[self._rows[picked] * kept + positions % kept] = self._tokens[picked]
+        self._slots[picked] += 1
         self._in_flight[picked] = False
         self.clock += 1
-        full = np.flatnonzero(positions % size == 0)
-        for place in rows[full].tolist():
-            self._settle(place)
-        return full.tolist(), np.flatnonzero(positions == self._limits[picked]).tolist()
+        full = (positions % size == 0).nonzero()[0]
+        filled = self._filled(self._rows[picked][full], positions[full] // size - 1) if len(full) else []
+        return filled, (positions == self._limits[picked]).nonzero()[0].tolist()
 
     def charge(self, requests: list[Request]) -> None:
         """Each of these requests, all of the batch or some, got a token that its client pays for."""
@@ -183,18 +198,15 @@ class DecodeBatch:
 
     def rows(self, requests: list[Request]) -> DecodeRows:
         """The rows of these requests, all of the batch or some, in order of rank; each has a slot for its token."""
-        count, size = len(requests), self._block_tokens
         picked = self._picked(requests)
         positions = self._positions[picked].copy()
-        width = int(positions.max()) // size + 1
-        tables = self._tables[picked, :width].copy()
-        blocks, offsets = np.divmod(positions, size)
-        slots = tables[self._rows[:count], blocks].astype(np.int64) * size + offsets
-        return DecodeRows(requests, self._tokens[picked].copy(), positions, slots, tables)
+        width = int(positions[positions.argmax()]) // self._block_tokens + 1
+        tokens, slots, tables = self._tokens[picked], self._slots[picked], self._tables[picked, :width]
+        return DecodeRows(requests, tokens.copy(), positions, slots.copy(), tables.copy())
 
     @property
     def _columns(self) -> tuple[NDArray[Any], ...]:
-        counts = self._tokens, self._positions, self._limits, self._in_flight, self._own_until
+        counts = self._tokens, self._positions, self._slots, self._limits, self._in_flight, self._own_until
         return *counts, self._newest, self._tables
 
     def _picked(self, requests: list[Request]) -> slice | list[int]:
@@ -207,12 +219,25 @@ class DecodeBatch:
     def _settle(self, index: int) -> None:
         request = self.requests[index]
         length, in_flight = int(self._positions[index]) + 1, bool(self._in_flight[index])
-        request.settle(self._newest[index], length, in_flight=in_flight)
+        blocks = -(-int(self._own_until[index]) // self._block_tokens)
+        request.settle(self._newest[index].reshape(-1), length, self._tables[index, :blocks], in_flight=in_flight)
         request.settled_at = self.clock
 
+    def _filled(self, places: NDArray[np.intp], blocks: NDArray[np.int32]) -> list[FilledBlock]:
+        """What these, each at its place, have just filled as the block with that number in its table."""
+        kept = self._newest.shape[1]
+        for place, block in zip(places.tolist(), blocks.tolist(), strict=True):
+            if block % kept == kept - 1:
+                self._settle(place)
+        requests = [self.requests[place] for place in places.tolist()]
+        texts, ids = self._newest[places, blocks % kept], self._tables[places, blocks].tolist()
+        return list(zip(requests, blocks.tolist(), texts, ids, strict=True))
+
     def _refresh(self, index: int) -> None:
-        table = self.requests[index].table
+        table, position = self.requests[index].table, int(self._positions[index])
         ids = table.ids
+        if position < len(ids) * self._block_tokens:
+            self._slots[index] = table.slot(position)
         if len(ids) > self._tables.shape[1]:
             self._widen(len(ids))
         self._own_until[index] = table.own_until

@@ -95,9 +95,14 @@ class Lifecycle:
     def _advance_decodes(self, decodes: list[Request], tokens: Sequence[int], stops: Sequence[bool]) -> None:
         """Each of these got a token; only those that filled a block or end are looked at one by one."""
         batch = self._state.running.decoding
-        full, ended = batch.advance(decodes, tokens)
-        for index in full:
-            self._publish(decodes[index])
+        filled, ended = batch.advance(decodes, tokens)
+        for request, index, text, block in filled:
+            if request.published < index:  # a fork of one that came back from the swap space and has published nothing
+                self._publish(request)
+                continue
+            assert request.node is not None
+            request.node = self._state.prefix.publish(request.node, text, block)
+            request.published += 1
         paying = decodes
         if self._doomed:  # ended while their step was computed: its token is not theirs
             for request in filter(batch.has, self._doomed):

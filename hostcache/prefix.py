@@ -153,12 +153,13 @@ class PrefixCache:
             self._by_block[block] = child
             child.block = block
             node.resident_children += 1
-            self._drop_superseded_tails(node, text)
+            if node.tails:
+                self._drop_superseded_tails(node, text)
         if is_tail:
             self._prune(child)  # a tail without bytes is of no use
             return node
         child.holders += 1
-        self.release_node(node)
+        node.holders -= 1  # it has a child, so it stays
         return child
 
     def release_node(self, node: PrefixNode) -> None:
@@ -300,8 +301,6 @@ class PrefixCache:
 
     def _drop_superseded_tails(self, node: PrefixNode, text: bytes) -> None:
         """A tail whose tokens a longer sibling repeats would never be the best match again."""
-        if not node.tails:
-            return
         for end in range(TOKEN_BYTES, len(text), TOKEN_BYTES):
             tail = node.tails.pop(self._wrap(text[:end]), None)
             if tail is not None and tail.block >= 0:

@@ -15,7 +15,7 @@ TOKEN_BYTES = 4
 """Tokens travel as int32."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class PrefixNode:
     """The tokens of one block behind all the tokens of its parents.
 

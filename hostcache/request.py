@@ -233,24 +233,23 @@ class Request:
         """Whether it may not grow any more."""
         return self.length == self.limit
 
-    def settle(self, newest: NDArray[np.int32], length: int, *, in_flight: bool) -> None:
+    def settle(self, newest: NDArray[np.int32], length: int, table_ids: NDArray[np.int32], *, in_flight: bool) -> None:
         """It decodes, and has come to hold `length` tokens, its newest one not computed.
 
         Args:
-            newest: int32; the token of position p is at `(p - 1) % len(newest)`. It holds at least those that `buffer`
-                lacks.
+            newest: int32; the token of position p is at `p % len(newest)`. It holds at least those that `buffer` lacks.
             length: tokens it holds.
-            in_flight: whether a step in flight computes the newest one.
+            table_ids: int32, the blocks of its table.
+            in_flight: whether a step in flight computes the newest token.
         """
         start, size = self._length, len(newest)
         while start < length:  # at most twice: up to the last column, and from the first
-            column = (start - 1) % size
+            column = start % size
             stop = min(length, start + size - column)
             self._buffer[start:stop] = newest[column : column + stop - start]
             start = stop
-        self._length, self._computed = length, length - 1
-        self._table.length = length - 1 + in_flight
-        self._in_flight = in_flight
+        self._length, self._computed, self._in_flight = length, length - 1, in_flight
+        self._table.catch_up(table_ids, length - 1 + in_flight)
 
     def _settle(self) -> None:
         if self.arrays is not None and self.arrays.clock != self.settled_at:

@@ -68,7 +68,7 @@ class StepPlan:
     @property
     def attended(self) -> int:
         """Tokens that all rows look at, each row at those up to itself."""
-        return int(self.positions.sum(dtype=np.int64)) + self.rows
+        return int(np.add.reduce(self.positions, dtype=np.int64)) + self.rows
 
     @property
     def chunks(self) -> list[Chunk]:

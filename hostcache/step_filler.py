@@ -74,7 +74,9 @@ class StepFiller:
             self._make_way(now)
         stuck = self._take_decodes(now)
         rows = self._running.decoding.rows(self.decodes) if self.decodes else None
-        attended = 0 if rows is None else int(rows.positions.sum()) + len(rows.requests)
+        attended = 0
+        if rows is not None and self._config.step_seconds is not None:
+            attended = int(rows.positions.sum()) + len(rows.requests)
         budget = StepBudget(self._config, self._cost, len(self.decodes), attended)
         for request in self._running.prefilling.copy():
             if request.state is RequestState.RUNNING and not self._take_chunk(request, budget, now):

@@ -109,14 +109,18 @@ class BlockTable:
         self.length += count
         self.own_until = len(self.blocks) * self._pool.block_tokens
 
-    def append_in(self, block: int) -> None:
-        """Give the next token a slot in a block that was allocated for it; the last one is full.
+    def catch_up(self, ids: NDArray[np.int32], length: int) -> None:
+        """Learn what was done in its name: blocks were allocated for it, and tokens got slots in them or lost them.
 
-        A step does this for every sequence that needs a block, so it asks nothing.
+        Args:
+            ids: int32, its block ids, none of them shared if there are more than before.
+            length: tokens that have a slot.
         """
-        self._extend((block,))
-        self.length += 1
-        self.own_until += self._pool.block_tokens
+        fresh = ids[len(self.blocks) :].tolist()
+        if fresh:
+            self._extend(fresh)
+            self.own_until = len(self.blocks) * self._pool.block_tokens
+        self.length = length
 
     def fork(self) -> BlockTable:
         """A second table over the same blocks; whoever writes first gets a private copy of the tail."""

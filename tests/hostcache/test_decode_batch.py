@@ -53,7 +53,8 @@ def assert_told(requests: list[Request], expected: dict[Request, list[int]]) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_arrays_say_what_the_requests_say(seed: int) -> None:
+def test_the_arrays_say_what_the_requests_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hostcache.decode_batch.RECENT_TOKENS", SIZE * (2 + seed % 3))
     chance, pool = random.Random(seed), BlockPool(1000, SIZE)
     batch = DecodeBatch(12, SIZE)
     live: list[Request] = []
@@ -99,10 +100,16 @@ def test_the_arrays_say_what_the_requests_say(seed: int) -> None:
             assert not any(request.in_flight for request in live)
             continue
         tokens = [chance.randrange(10**6) for _ in taken]
-        full, ended = batch.advance(taken, tokens)
+        filled, ended = batch.advance(taken, tokens)
         for request, token in zip(taken, tokens, strict=True):
             expected[request].append(token)
-        assert full == [index for index, request in enumerate(taken) if len(expected[request]) % SIZE == 1]
+        whole = [request for request in taken if len(expected[request]) % SIZE == 1]
+        assert [(request, index) for request, index, _, _ in filled] == [
+            (r, len(expected[r]) // SIZE - 1) for r in whole
+        ]
+        assert [text.tolist() for _, _, text, _ in filled] == [expected[request][-SIZE - 1 : -1] for request in whole]
+        asked = [(request, block) for request, _, _, block in filled if chance.random() < 0.5]  # which settles it
+        assert [block for _, block in asked] == [request.table.blocks[-1] for request, _ in asked]
         assert ended == [index for index, request in enumerate(taken) if len(expected[request]) == LIMIT]
         assert_told([request for request in taken if chance.random() < 0.3], expected)
         for index in reversed(ended):

@@ -113,6 +113,22 @@ def test_what_was_swapped_out_is_not_computed_again() -> None:
     assert (bench.scheduler.stats.swapped_out, bench.scheduler.stats.swapped_in_tokens) == (1, 12)
 
 
+def test_a_fork_of_one_that_came_back_publishes_each_block_behind_the_one_in_front_of_it() -> None:
+    bench, first, second = swapping()
+    bench.scheduler.end(first, FinishReason.ABORTED)
+    bench.scheduler.rollback(bench.scheduler.schedule())
+    assert (second.computed, second.published) == (12, 0)  # all of it came from the swap space
+    child = bench.scheduler.fork(second, 8)
+    bench.scheduler.end(second, FinishReason.ABORTED)
+    bench.run()
+    tokens = child.tokens.tolist()
+    for text, blocks in ((tokens[:16], 4), (tokens[12:16], 0)):
+        hit = bench.prefix.match(HOME, np.array([*text, 0], np.int32))
+        assert len(hit.blocks) == blocks
+        bench.pool.release_all(hit.blocks)
+        bench.prefix.release_node(hit.node)
+
+
 def test_blocks_that_others_hold_are_not_swapped() -> None:
     """Both begin with the same two blocks: the second leaves two of its four in the pool, and finds them there."""
     bench = Bench(blocks=6, swap_blocks=8, max_skips=0)
