@@ -162,3 +162,16 @@ def test_each_client_pays_for_its_tokens() -> None:
     batch.add(requests[0])
     batch.charge(requests)
     assert (requests[2].account.counter, requests[1].account.counter) == (2.0 * 6, 2.0 * 4)
+
+
+def test_one_that_is_not_asked_for_long_misses_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hostcache.decode_batch.RECENT_TOKENS", 2 * SIZE)
+    pool, batch = BlockPool(20, SIZE), DecodeBatch(1, SIZE)
+    request = decoding(1, 6, pool)
+    batch.add(request)
+    for token in range(50):
+        places = batch.without_room()
+        assert len(places) == 0 or batch.grow(places, pool)
+        batch.take([request])
+        batch.advance([request], [token])
+    assert request.tokens.tolist() == [1000, 1001, 1002, 1003, 1004, 1005, *range(50)]

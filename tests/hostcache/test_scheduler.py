@@ -220,6 +220,18 @@ def test_abort_after_any_number_of_steps_gives_everything_back(steps: int) -> No
     assert bench.pool.free == 6
 
 
+def test_the_token_of_a_step_in_which_a_decoding_request_was_ended_is_not_its_own() -> None:
+    bench = Bench()
+    request, other = bench.submit(5), bench.submit(5, start=100)
+    bench.step()
+    plan = bench.scheduler.schedule()
+    assert plan.decodes == [request, other]
+    bench.scheduler.end(request, FinishReason.ABORTED)
+    bench.scheduler.commit(plan, [7, 8], [False, False])
+    assert request.finished
+    assert (len(request.output), len(other.output)) == (1, 2)
+
+
 def test_abort_in_flight_waits_for_the_step() -> None:
     bench = Bench()
     request, other = bench.submit(4), bench.submit(4, start=100)
