@@ -44,6 +44,12 @@ class TablesAgainstModel(RuleBasedStateMachine):
     def available(self) -> int:
         return sum(not self.owners(block) and not self.fenced(block) for block in range(self.total))
 
+    def write_behind(self, block: int, count: int) -> None:
+        """A table writes into a block of its own: a fence keeps away new owners, not the one that is there."""
+        for _, fenced, content in self.fences:
+            if fenced == block:
+                del content[count:]
+
     def draw(self, data: st.DataObject) -> tuple[BlockTable, list[int]]:
         return data.draw(st.sampled_from(self.tables))
 
@@ -66,6 +72,8 @@ class TablesAgainstModel(RuleBasedStateMachine):
                 table.append(count)
             assert table.blocks == before
             return
+        if count and len(tokens) % SIZE and not tail_is_shared:
+            self.write_behind(table.blocks[-1], len(tokens) % SIZE)
         table.append(count)
         for position in range(len(tokens), len(tokens) + count):
             slot = table.slot(position)
@@ -121,7 +129,7 @@ class TablesAgainstModel(RuleBasedStateMachine):
 
     @rule(block=st.integers(0, total - 1), lower=st.booleans())
     def fence(self, block: int, *, lower: bool) -> None:
-        """A copy out of a block begins, or the last one ends: nothing may have changed meanwhile."""
+        """A copy out of a block begins, or the last one ends: no other owner may have written meanwhile."""
         if self.fences and lower:
             fence, block, content = self.fences.pop()
             assert self.memory[block][: len(content)] == content
