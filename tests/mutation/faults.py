@@ -478,7 +478,7 @@ BOARD = [
         ("the process stays above all others", "os.setpriority(os.PRIO_PROCESS, thread, before[thread])", "pass"),
     ),
     *group(
-        "npu/board_graphs.py",
+        "npu/rknn_errors.py",
         "npu/test_rknnlite_device.py",
         ("a library of another version is used", "if version != toolkit:", "if False:"),
     ),
