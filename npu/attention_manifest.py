@@ -10,7 +10,7 @@ from hostcache.errors import StagingError
 from staging import MASKED
 
 from .attention_graph import AttentionGraph
-from .canary import CANARY_SCORE, CANARY_TOKENS, SCORE_CHANNEL
+from .canary import CANARY_SCORE, CANARY_TOKENS, SCORE_CHANNEL, SHIFT_CHANNEL
 from .launch import TILES
 from .rknn_log import LayerTable
 from .rknn_manifest import GraphFile
@@ -25,7 +25,7 @@ class CompiledLaunch:
 
     Attributes:
         batch: sequences.
-        tokens: the bucket, with the canary's slot.
+        tokens: the bucket, with the canary's slots.
         table: what it was compiled to; its shapes are those the runtime must be given, and no others.
     """
 
@@ -67,8 +67,9 @@ class Marks:
     Attributes:
         masked: added to the score of a token that is not seen.
         mask_channel: channel of K, behind the head's own, that carries a decode batch's mask.
-        canary_score: score of the canary.
+        canary_score: score of the canary's tokens, but for shifts that each launch draws anew.
         canary_channel: channel of K, behind the head's own, that carries it.
+        shift_channel: channel of K, likewise, that carries K's shift; the next one is for the query's.
         canary_tokens: slots at the end of a bucket that hold no token.
     """
 
@@ -76,6 +77,7 @@ class Marks:
     mask_channel: int = 0
     canary_score: float = float(CANARY_SCORE)
     canary_channel: int = SCORE_CHANNEL
+    shift_channel: int = SHIFT_CHANNEL
     canary_tokens: int = CANARY_TOKENS
 
 

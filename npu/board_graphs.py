@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from hostcache.errors import DeviceError, UsageError
+from hostcache.errors import UsageError
 
 from .attention_export import launch_sizes
 from .attention_manifest import AttentionFile, AttentionManifest
-from .rknn_manifest import read_manifest
+from .rknn_errors import require_version
+from .rknn_manifest import graphs_digest, read_manifest
 
 __all__ = ["BoardGraphs"]
 
@@ -39,8 +39,7 @@ class BoardGraphs:
         self.manifest = read_manifest(AttentionManifest, folder)
         self._check_geometry(kv_heads, heads, head_dim)
         self.buckets, self.batches = self._sizes()
-        digests = "".join(file.rknn.sha256 for file in self.manifest.files)
-        self.digest = hashlib.sha256(digests.encode()).hexdigest()[:12]
+        self.digest = graphs_digest(self.manifest)
 
     def path(self, file: AttentionFile) -> Path:
         """Of a graph's file."""
@@ -52,14 +51,7 @@ class BoardGraphs:
         Raises:
             DeviceError: it is of another.
         """
-        toolkit = self.manifest.toolkit
-        if version != toolkit:
-            raise DeviceError(
-                f"librknnrt.so is {version}, the graphs were compiled by rknn-toolkit2 {toolkit}: put "
-                f"librknnrt.so {toolkit} into /usr/lib, or export them by rknn-toolkit2 {version}",
-                runtime=version,
-                toolkit=toolkit,
-            )
+        require_version(version, self.manifest.toolkit, "graphs")
 
     def _check_geometry(self, kv_heads: int, heads: int, head_dim: int) -> None:
         manifest = self.manifest

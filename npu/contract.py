@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from hostcache.errors import DimensionTooLarge, DirtyTail, Misaligned, NotContiguous, OutsideArena, StagingError
 from staging import ALIGNMENT, MASKED, TOKEN_MULTIPLE, StagingLayout
 
-from .canary import CANARY_SCORE, CANARY_TOKENS, SCORE_CHANNEL
+from .canary import CANARY_TOKENS, SHIFTS, canary_keys, canary_query, canary_rows, shift_channel
 from .device import MAX_DIMENSION, ROW_MULTIPLE, AttentionJob
 
 __all__ = ["check_content", "check_operands"]
@@ -55,7 +55,7 @@ def check_content(
     """Check the bytes of a job as the device sees them.
 
     A sequence's tail is what its mask hides from every row but the canary's: all tokens behind the last one that any
-    other row sees, up to the canary's own.
+    other row sees, up to the canary's two.
 
     Args:
         layout: of the operands.
@@ -66,19 +66,21 @@ def check_content(
 
     Raises:
         StagingError: the mask holds another value than 0 or `MASKED`, hides every token from a row, or shows the
-            canary's; a query does not ask for the mask that K carries; or a canary is missing.
+            canary's; a query does not ask for the mask that K carries; or a canary's question is not one.
         DirtyTail: a key or a value in a tail is not zero.
     """
     by_token = {"keys": layout.by_token(keys), "values": layout.by_token(values)}
     bits = mask.view(np.uint16) if layout.mask_rows else _marks(layout, by_token["keys"])
     visible = bits == 0  # fp16 compares one element at a time
     allowed = visible | (bits == MASKED.view(np.uint16))
+    if layout.mask_rows:
+        allowed[:, -canary_rows(layout) :, -1] = True  # a shift, which is checked with the canary
     if not allowed.all():
         value = float(bits[~allowed].view(np.float16)[0])
         raise StagingError(f"the mask holds {value}, it may hold 0 and {MASKED} only", value=value)
     _check_query(layout, query)
-    _check_canary(layout, by_token, visible)
-    shown = visible[:, : -1 if layout.mask_rows else None, :-CANARY_TOKENS]
+    _check_canary(layout, query, by_token, mask, visible)
+    shown = _of_others(layout, visible)[..., :-CANARY_TOKENS]
     blind = np.argwhere(~shown.any(axis=2))
     if len(blind):
         sequence, row = blind[0].tolist()
@@ -87,7 +89,7 @@ def check_content(
             sequence=sequence,
             row=row,
         )
-    lengths = shown.shape[2] - shown.any(axis=1)[:, ::-1].argmax(axis=1)
+    lengths = shown.shape[2] - np.any(shown, axis=1)[:, ::-1].argmax(axis=1)
     for name, operand in by_token.items():
         own = operand[:, :-CANARY_TOKENS, : layout.head_dim // operand.shape[-1]]  # without marks
         by_sequence = own.reshape(layout.batch, layout.kv_heads, *own.shape[1:])
@@ -108,8 +110,7 @@ def _marks(layout: StagingLayout, keys: NDArray[np.float16]) -> NDArray[np.uint1
         StagingError: heads of a sequence differ, or a channel that has no meaning is not zero.
     """
     marks = np.ascontiguousarray(keys[:, :, -1]).view(np.uint16)  # [heads, tokens, MARK_CHANNELS]
-    unused = marks[..., 1:].copy()
-    unused[:, -1, SCORE_CHANNEL - 1] = 0  # the canary's score is checked apart
+    unused = marks[:, :-CANARY_TOKENS, 1:]  # the canary's are checked apart
     by_sequence = marks[..., 0].reshape(layout.batch, layout.kv_heads, layout.tokens)
     if unused.any() or (by_sequence != by_sequence[:, :1]).any():
         raise StagingError("K's mark channels differ between the heads of a sequence, or hold more than a mask")
@@ -117,28 +118,48 @@ def _marks(layout: StagingLayout, keys: NDArray[np.float16]) -> NDArray[np.uint1
 
 
 def _check_query(layout: StagingLayout, query: NDArray[np.float16]) -> None:
-    """Where K carries the mask, every row must add it to its scores, and the last one the canary's instead."""
-    marks = query[:, :, layout.head_dim :]
-    expected = np.zeros(marks.shape[1:], np.float16)
-    if not layout.mask_rows:
-        expected[:-1, 0] = 1
-        expected[-1, SCORE_CHANNEL] = 1
+    """Where K carries the mask, every row but the canary's must add it to its scores."""
+    marks = query[:, : -canary_rows(layout), layout.head_dim :]
+    expected = np.zeros(marks.shape[2], np.float16)
+    expected[:1] = 1
     if (marks != expected).any():
         raise StagingError("a query's mark channels do not ask for the mask that K carries: padding would be attended")
 
 
-def _check_canary(layout: StagingLayout, by_token: dict[str, NDArray[np.float16]], visible: NDArray[np.bool_]) -> None:
-    nonce = by_token["values"][:, -1]
-    score = by_token["keys"][:, -1, -1, SCORE_CHANNEL]
+def _check_canary(
+    layout: StagingLayout,
+    query: NDArray[np.float16],
+    by_token: dict[str, NDArray[np.float16]],
+    mask: NDArray[np.float16],
+    visible: NDArray[np.bool_],
+) -> None:
+    """Its rows alone must see its tokens, and no others; and each of their scores' shifts must be one."""
+    rows, channel = canary_rows(layout), shift_channel(layout)
+    keys = np.array(by_token["keys"][:, -CANARY_TOKENS:]).reshape(layout.heads, CANARY_TOKENS, -1)
+    asked = query[:, -rows:].copy()
+    shifts = [keys[:, -1, channel].copy(), asked[..., channel + 1].copy()]
+    keys[:, -1, channel] = asked[..., channel + 1] = 0
+    first, second = by_token["values"][:, -CANARY_TOKENS:].swapaxes(0, 1)
+    sound = (
+        (keys == canary_keys(layout)).all()
+        and (asked == canary_query(layout)).all()
+        and (np.abs([first, second]) == 1).all()
+        and (first != second).any(axis=(1, 2)).all()
+        and not _of_others(layout, visible)[..., -CANARY_TOKENS:].any()
+    )
     if layout.mask_rows:
-        apart = visible[:, -1, -1].all() and not visible[:, :-1, -1].any() and not visible[:, -1, :-1].any()
-    else:
-        apart = not visible[..., -1].any() and bool((score == CANARY_SCORE).all())
-    if not (apart and (np.abs(nonce) == 1).all()):
+        shifts.append(mask[:, -rows:, -1])
+        sound = sound and visible[:, -rows:, -2].all() and not visible[:, -rows:, :-CANARY_TOKENS].any()
+    if not (sound and all(np.isin(drawn, SHIFTS).all() for drawn in shifts)):
         raise StagingError(
-            "the last token is not a canary that the last row alone sees: a stale result could not be told from a "
-            "fresh one"
+            "the last two tokens are not a canary that the last rows alone see: a stale operand or result could not be "
+            "told from a fresh one"
         )
+
+
+def _of_others(layout: StagingLayout, visible: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which tokens rows see, without the canary's; if K carries the mask, one row stands for all."""
+    return visible[:, : -canary_rows(layout)] if layout.mask_rows else visible
 
 
 def _check_shape(name: str, shape: tuple[int, ...], layout: StagingLayout) -> None:

@@ -19,9 +19,10 @@ from staging import StagingArena
 from staging.coherent import CoherentMemory
 
 from .attention import AttentionBatch, AttentionRuntime
+from .canary import CANARY_TOKENS
 from .cost_fit import Timing, Timings
 from .cpu import CpuAttention
-from .launch import TILES, Cut
+from .launch import TILES, Cut, capacity
 from .staged import StagedAttention
 
 __all__ = ["measure", "scratch_cache"]
@@ -69,7 +70,8 @@ def measure(staged: StagedAttention, host: CpuAttention, cache: PagedKVCache, he
         UsageError: the device has too few buckets to tell how costs grow.
     """
     longest = min(staged.capacity, cache.blocks * cache.geometry.block_tokens)
-    contexts = [longest // share for share in (1, 4, 16, 64) if longest // share >= TILES[0]]
+    parts = [capacity((longest + CANARY_TOKENS) // share) for share in (1, 4, 16, 64)]  # each fills its bucket, too
+    contexts = [context for context in parts if context >= TILES[0]]
     rows = {context: _batch(cache, context, 1) for context in contexts}
     cuts = [_cut(staged, batch) for batch in rows.values()]
     if len({cut.layout.tokens for cut in cuts}) < 2:

@@ -32,7 +32,8 @@ class AttentionJob:
         query: `[batch * kv_heads, rows, key_channels]`.
         keys: `[batch * kv_heads, tokens, key_channels]`, or the layout's tiles.
         values: `[batch * kv_heads, tokens, head_dim]`, or the layout's tiles.
-        mask: `[batch, rows, tokens]`, each element 0 or `MASKED`; `[batch, 0, tokens]` if K carries the mask.
+        mask: `[batch, rows, tokens]`, each element 0 or `MASKED`, but for the canary's; `[batch, 0, tokens]` if K
+            carries the mask.
         out: `[batch * kv_heads, rows, head_dim]`.
     """
 

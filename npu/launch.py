@@ -39,7 +39,7 @@ class Launch:
 
     Row r of a KV head is query token `r // group` and query head `r % group` of its group. Rows that pad to
     `layout.rows` see what the last token sees, sequences that pad to `layout.batch` one token: none sees nothing, and
-    nobody reads their results. The last row is the canary's.
+    nobody reads their results. The last rows are the canary's.
 
     Attributes:
         plan: how K and V are gathered.
@@ -70,7 +70,7 @@ class Launch:
         self._write_query(buffer, q)
         if self.plan.layout.mask_rows:
             self._write_mask(buffer)
-        canary = Canary(self.plan.layout.head_dim)
+        canary = Canary(self.plan.layout)
         canary.write(buffer)
         return canary
 

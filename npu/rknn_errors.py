@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hostcache.errors import DeviceError
 
-__all__ = ["call_error", "code_name", "require_content"]
+__all__ = ["call_error", "code_name", "require_content", "require_version"]
 
 _CODES = {
     -1: "RKNN_ERR_FAIL",
@@ -71,3 +71,23 @@ def require_content(graph: Path) -> None:
     """
     if not graph.stat().st_size:
         raise DeviceError(f"{graph} is empty, and librknnrt.so would take its bytes for a path: export it again")
+
+
+def require_version(version: str, toolkit: str, compiled: str) -> None:
+    """Do nothing if librknnrt.so is of the compiler's version.
+
+    Args:
+        version: of librknnrt.so.
+        toolkit: version of rknn-toolkit2.
+        compiled: what that compiled, in a word.
+
+    Raises:
+        DeviceError: the library is of another version.
+    """
+    if version != toolkit:
+        raise DeviceError(
+            f"librknnrt.so is {version}, the {compiled} were compiled by rknn-toolkit2 {toolkit}: put "
+            f"librknnrt.so {toolkit} into /usr/lib, or export them by rknn-toolkit2 {version}",
+            runtime=version,
+            toolkit=toolkit,
+        )

@@ -6,6 +6,7 @@ names; the manifest is replaced at once. Reading needs neither the vendor's pack
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -22,7 +23,16 @@ from .folder_files import read_object
 from .json_data import from_json
 from .rknn_cache import Compiled, file_sha256
 
-__all__ = ["DOMAIN_BYTES", "MANIFEST_FILE", "GraphFile", "Manifest", "claim_folder", "read_manifest", "write_manifest"]
+__all__ = [
+    "DOMAIN_BYTES",
+    "MANIFEST_FILE",
+    "GraphFile",
+    "Manifest",
+    "claim_folder",
+    "graphs_digest",
+    "read_manifest",
+    "write_manifest",
+]
 
 MANIFEST_FILE = "manifest.json"
 """In the folder of an export."""
@@ -110,6 +120,12 @@ def read_manifest(kind: type[_Manifest], folder: Path) -> _Manifest:
     for entry in manifest.graph_files():
         _check_file(folder, entry)
     return manifest
+
+
+def graphs_digest(manifest: Manifest) -> str:
+    """Of all graphs, in short: for the numerics of what runs them."""
+    digests = "".join(file.sha256 for file in manifest.graph_files())
+    return hashlib.sha256(digests.encode()).hexdigest()[:_DIGITS]
 
 
 def claim_folder(folder: Path, holds: str) -> None:

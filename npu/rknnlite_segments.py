@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -23,6 +22,8 @@ from .decoder import Floats
 from .dense_manifest import DenseManifest, SegmentFile
 from .dense_probe import PROBE_ROWS, QUESTIONS, Probe
 from .device_lock import DeviceLock
+from .rknn_errors import require_version
+from .rknn_manifest import graphs_digest
 from .rknnlite import LiteContext
 
 __all__ = ["RknnLiteSegments"]
@@ -87,13 +88,12 @@ class RknnLiteSegments:
                 context = LiteContext(folder / file.rknn.file, core)
                 segment = _Segment(file, context, Probe([port.channels for port in file.inputs]))
                 self._segments.insert(0, segment)
-                _check_version(context.version, manifest.toolkit)
+                require_version(context.version, manifest.toolkit, "segments")
                 self._prove(segment)
         except BaseException:
             self.close()
             raise
-        digest = hashlib.sha256("".join(file.rknn.sha256 for file in manifest.segments).encode()).hexdigest()
-        self.numerics = f"rknnlite-dense-{context.version}-{manifest.precision}-{digest[:12]}"
+        self.numerics = f"rknnlite-dense-{context.version}-{manifest.precision}-{graphs_digest(manifest)}"
 
     def run(self, index: int, inputs: Sequence[Floats]) -> list[Floats]:
         """Run one segment; see `npu.dense_decoder.SegmentRunner`.
@@ -189,13 +189,3 @@ class RknnLiteSegments:
         finally:
             gc.collect(0)  # a run leaves cycles of references behind, see `npu.rknnlite_device`
         return results
-
-
-def _check_version(version: str, toolkit: str) -> None:
-    if version != toolkit:
-        raise DeviceError(
-            f"librknnrt.so is {version}, the segments were compiled by rknn-toolkit2 {toolkit}: put librknnrt.so "
-            f"{toolkit} into /usr/lib, or export them by rknn-toolkit2 {version}",
-            runtime=version,
-            toolkit=toolkit,
-        )

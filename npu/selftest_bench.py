@@ -124,10 +124,11 @@ class Bench:
     def batch(self, shape: LaunchShape) -> AttentionBatch:
         """Sequences that this launch is made for: of random lengths that its bucket is the smallest for."""
         sizes = self._buckets.sizes
-        smaller = sizes[sizes.index(shape.tokens) - 1] if shape.tokens > sizes[0] else 1
-        rows = min(shape.tile, capacity(shape.tokens))
-        lengths = self._random.integers(max(smaller, rows), shape.tokens, shape.batch, np.int32)
-        lengths[0] = capacity(shape.tokens)
+        longest = capacity(shape.tokens)
+        rows = min(shape.tile, longest)
+        shortest = max(rows, capacity(sizes[sizes.index(shape.tokens) - 1]) + 1 if shape.tokens > sizes[0] else 1)
+        lengths = self._random.integers(shortest, longest, shape.batch, np.int32, endpoint=True)
+        lengths[0] = longest
         blocks = range(shape.batch)
         tables = np.stack([self._random.permutation(self.cache.blocks) for _ in blocks]).astype(np.int32)
         return AttentionBatch(np.arange(shape.batch + 1, dtype=np.int32) * np.int32(rows), lengths, tables)
@@ -146,8 +147,14 @@ class Bench:
         """Its plan."""
         return self._planner.launch(cut)
 
-    def start(self, launch: Launch, q: NDArray[np.float32], core: int) -> Started:
+    def start(self, launch: Launch, q: NDArray[np.float32], core: int, *, old: str | None = None) -> Started:
         """Stage a launch and give it to a core; what the result's place holds before is no number.
+
+        Args:
+            launch: its plan.
+            q: as from `query`.
+            core: that runs it.
+            old: an operand that is left as the launch before had it, in all else the same: `keys`, for example.
 
         Raises:
             DeviceError: the core did not take it, or an earlier launch never ended.
@@ -158,6 +165,10 @@ class Bench:
         try:
             buffer.fill(self.cache, launch.plan, 0)
             canary = launch.write(buffer, q)
+            if old is not None:
+                before = getattr(buffer, old).copy()
+                canary = launch.write(buffer, q)
+                getattr(buffer, old)[...] = before
             buffer.out[...] = np.nan
             buffer.sync_to_device()
             run = self.device.submit(AttentionJob.over(buffer), core)

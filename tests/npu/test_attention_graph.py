@@ -75,11 +75,11 @@ def test_decoding_a_ragged_batch_is_exact(data: st.DataObject) -> None:
     group, head_dim = data.draw(st.integers(1, 8)), 8 * data.draw(st.integers(1, 6))
     graph = AttentionGraph(data.draw(st.integers(1, 3)), group, head_dim, tile=1)
     tokens = 4 * data.draw(st.integers(1, 20))
-    lengths = data.draw(st.lists(st.integers(1, tokens - 1), min_size=1, max_size=4))
+    lengths = data.draw(st.lists(st.integers(1, tokens - 2), min_size=1, max_size=4))
     case = random_case(graph, lengths, tokens, data.draw(st.integers(0, 99)), spread=data.draw(st.sampled_from([1, 8])))
     out = run_float32(graph, case)
     np.testing.assert_allclose(out[:, : case.used], case.want[:, : case.used], atol=1e-5)
-    assert (out[:, -1] == case.want[:, -1]).all()
+    np.testing.assert_allclose(out[:, -case.asking :], case.want[:, -case.asking :], atol=1e-5)
 
 
 @settings(max_examples=15)
@@ -88,10 +88,10 @@ def test_a_tile_is_causal_and_exact(data: st.DataObject) -> None:
     tile = data.draw(st.sampled_from([16, 64]))
     graph = AttentionGraph(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 7)), 16, tile)
     tokens = tile + 4 * data.draw(st.integers(1, 12))
-    case = random_case(graph, [data.draw(st.integers(tile, tokens - 1))], tokens, data.draw(st.integers(0, 99)))
+    case = random_case(graph, [data.draw(st.integers(tile, tokens - 2))], tokens, data.draw(st.integers(0, 99)))
     out = run_float32(graph, case)
     np.testing.assert_allclose(out[:, : case.used], case.want[:, : case.used], atol=1e-5)
-    assert (out[:, -1] == case.want[:, -1]).all()
+    np.testing.assert_allclose(out[:, -case.asking :], case.want[:, -case.asking :], atol=1e-5)
 
 
 def test_a_sequence_that_pads_the_batch_is_the_average_of_nothing() -> None:
@@ -102,7 +102,7 @@ def test_a_sequence_that_pads_the_batch_is_the_average_of_nothing() -> None:
     case.v[2:, 0] = 0
     out = run_float32(graph, case)
     assert (out[2:, : case.used] == 0).all()
-    assert (out[2:, -1] == case.want[2:, -1]).all()
+    np.testing.assert_allclose(out[2:, -1], case.want[2:, -1], atol=1e-5)
 
 
 def test_the_same_graph_is_the_same_bytes() -> None:

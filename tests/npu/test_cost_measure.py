@@ -38,7 +38,7 @@ def take(buckets: tuple[int, ...] = (64, 1024), faults: Faults | None = None, to
 def test_rows_and_tiles_are_timed_up_to_the_longest_context() -> None:
     """A token has 2 * 2 * 16 * 2 = 128 bytes a layer; scores and values take 2 * 6 * 16 products a row and token."""
     taken = take()
-    rows, tiles = (1023, 255, 63), (1023, 255, 63)  # the next, 15, would be shorter than a tile
+    rows, tiles = (1022, 254, 62), (1022, 254, 62)  # the next, 14, would be shorter than a tile
     for name in ("gather", "device_row", "host_row"):
         assert [timing.work.kv_bytes for timing in getattr(taken, name)] == [128 * context for context in rows]
     for name in ("device_tile", "host_tile"):
@@ -52,7 +52,7 @@ def test_what_was_taken_makes_a_model() -> None:
     assert fit(take((64, 4096), tokens=4096), cores=2, source="here").cores == 2
 
 
-@pytest.mark.parametrize(("buckets", "contexts"), [((64,), "63"), ((1024,), "1023, 255, 63"), ((8,), "so few")])
+@pytest.mark.parametrize(("buckets", "contexts"), [((64,), "62"), ((1024,), "1022, 254, 62"), ((8,), "so few")])
 def test_one_bucket_does_not_tell_how_costs_grow(buckets: tuple[int, ...], contexts: str) -> None:
     with pytest.raises(UsageError, match=f"contexts of {contexts} tokens are all staged alike, .*--buckets far apart"):
         take(buckets)

@@ -29,7 +29,7 @@ from npu.canary import Canary
 from npu.device import AttentionJob
 from npu.emulated_device import EmulatedDevice, Faults
 from npu.fp16 import Rounding, attention, widen
-from staging import MASKED, StagingArena, StagingBuffer
+from staging import MASKED, StagingArena, StagingBuffer, StagingLayout
 from tests.staging.flat import noisy_cache, plan_of
 
 GEOMETRY = KVGeometry(layers=1, kv_heads=2, head_dim=8)
@@ -41,15 +41,21 @@ TOKENS = 64
 
 @dataclass
 class Bench:
-    """A device with an arena, and one job of two sequences: a decode row each, or two rows that see the same."""
+    """A device with an arena, and one job of two sequences: some decode rows each, or rows that see the same."""
 
     device: EmulatedDevice
     arena: StagingArena
     masked_by: str = "keys"
 
-    def filled(self, tokens: int = TOKENS, rows: int = 4) -> StagingBuffer:
-        """A buffer with everything in place but not synced."""
+    @property
+    def asking(self) -> int:
+        """Rows of the canary."""
+        return 4 if self.masked_by == "operand" else 1
+
+    def filled(self, tokens: int = TOKENS, rows: int | None = None) -> StagingBuffer:
+        """A buffer with everything in place but not synced; with three rows that are not the canary's, or four."""
         buffer = self.arena.acquire()
+        rows = rows or (8 if self.masked_by == "operand" else 4)
         mask_rows = rows if self.masked_by == "operand" else 0
         tables = [[0, 1], [2, 3, 1]]
         plan = plan_of(CACHE, tables, LENGTHS, tokens, rows, mask_rows=mask_rows, tiled=self.device.tiled)
@@ -62,7 +68,7 @@ class Bench:
             for sequence, length in enumerate(LENGTHS):
                 buffer.mask[sequence, :, :length] = 0
                 buffer.mask[sequence, :, length:] = MASKED
-        self.canary = Canary(head_dim)
+        self.canary = Canary(plan.layout)
         self.canary.write(buffer)
         return buffer
 
@@ -77,12 +83,12 @@ class Bench:
         self.device.submit(job, core=0).wait()
 
     def result(self) -> NDArray[np.float16]:
-        """Run a good job from start to end; without the canary's row, which differs every time."""
+        """Run a good job from start to end; without the canary's rows, which differ every time."""
         job = self.ready()
         self.run(job)
         job.buffer.sync_from_device()
         self.canary.check(job.out)
-        out = job.out[:, :-1].copy()
+        out = job.out[:, : -self.asking].copy()
         job.buffer.release()
         return out
 
@@ -202,7 +208,7 @@ def test_an_address_off_its_cache_line_is_refused(bench: Bench) -> None:
         bench.run(replace(job, query=shifted))
 
 
-@pytest.mark.parametrize(("tokens", "rows"), [(66, 4), (64, 3), (64, 1)])
+@pytest.mark.parametrize(("tokens", "rows"), [(66, 4), (64, 7), (64, 5)])
 def test_tokens_and_rows_that_are_not_padded_are_refused(bench: Bench, tokens: int, rows: int) -> None:
     buffer = bench.filled(tokens, rows)
     buffer.sync_to_device()
@@ -229,7 +235,7 @@ def test_a_dimension_beyond_thirteen_bits_is_refused(tokens: int, rows: int, ope
 
 @pytest.mark.parametrize("bits", [0x7E00, 0x7C00, 0x0001, 0x8000])  # NaN, infinity, the least subnormal, minus zero
 @pytest.mark.parametrize("operand", ["keys", "values"])
-@pytest.mark.parametrize(("sequence", "token"), [(0, 20), (1, 62)])
+@pytest.mark.parametrize(("sequence", "token"), [(0, 20), (1, 61)])
 def test_any_byte_in_a_tail_is_refused(bench: Bench, bits: int, operand: str, sequence: int, token: int) -> None:
     buffer = bench.filled()
     head = sequence * GEOMETRY.kv_heads + 1
@@ -243,7 +249,7 @@ def test_any_byte_in_a_tail_is_refused(bench: Bench, bits: int, operand: str, se
 def hide(bench: Bench, buffer: StagingBuffer, sequence: int, token: int | slice, value: float) -> None:
     """Set the mask of some tokens of a sequence, for every row but the canary's."""
     if bench.masked_by == "operand":
-        buffer.mask[sequence, :-1, token] = value
+        buffer.mask[sequence, :-4, token] = value
     else:
         heads = slice(sequence * GEOMETRY.kv_heads, (sequence + 1) * GEOMETRY.kv_heads)
         buffer.keys[heads, token, GEOMETRY.head_dim] = value
@@ -260,14 +266,14 @@ def test_a_mask_of_other_values_is_refused(bench: Bench, value: float) -> None:
 
 def test_a_row_that_sees_nothing_is_refused(bench: Bench) -> None:
     buffer = bench.filled()
-    hide(bench, buffer, 1, slice(0, -1), float(MASKED))
+    hide(bench, buffer, 1, slice(0, -2), float(MASKED))
     buffer.sync_to_device()
     with pytest.raises(StagingError, match="row 0 of sequence 1 sees no token"):
         bench.run(AttentionJob.over(buffer))
 
 
 def test_heads_of_a_sequence_share_a_mask_and_marks_hold_nothing_else() -> None:
-    for head, token, channel in ((1, 19, 0), (0, 5, 1), (3, 40, 7), (2, 63, 2)):
+    for head, token, channel in ((1, 19, 0), (0, 5, 1), (3, 40, 7), (2, 61, 2)):
         bench = bench_with()
         buffer = bench.filled()
         buffer.keys[head, token, GEOMETRY.head_dim + channel] = MASKED
@@ -276,7 +282,7 @@ def test_heads_of_a_sequence_share_a_mask_and_marks_hold_nothing_else() -> None:
             bench.run(AttentionJob.over(buffer))
 
 
-@pytest.mark.parametrize(("row", "channel", "value"), [(0, 0, 0), (2, 1, 1), (3, 0, 1), (3, 1, 0), (1, 5, 1)])
+@pytest.mark.parametrize(("row", "channel", "value"), [(0, 0, 0), (2, 1, 1), (0, 3, 0.125), (1, 5, 1)])
 def test_a_query_that_does_not_ask_for_the_mask_is_refused(row: int, channel: int, value: float) -> None:
     bench = bench_with()
     buffer = bench.filled()
@@ -286,22 +292,60 @@ def test_a_query_that_does_not_ask_for_the_mask_is_refused(row: int, channel: in
         bench.run(AttentionJob.over(buffer))
 
 
-@pytest.mark.parametrize("spoil", ["nonce", "seen by others", "not seen by its row", "sees others"])
-def test_a_job_whose_staleness_could_not_be_seen_is_refused(bench: Bench, spoil: str) -> None:
+DIM = GEOMETRY.head_dim
+SPOILT: dict[str, tuple[str, tuple[int, ...], float]] = {
+    "a value that is no nonce": ("values", (3, -1, 2), 0),
+    "K that is more than its shift": ("keys", (1, -2, 5), 1),
+    "a query that is more than its shift": ("query", (1, -1, 5), 1),
+}
+SPOILT_KEYS = {
+    "hidden by no mark": ("keys", (1, -2, DIM), 0.0),
+    "a score of no more than any token's": ("keys", (1, -1, DIM + 1), 0.0),
+    "a shift of K that is none": ("keys", (0, -1, DIM + 2), 0.25),
+    "K without the query's shift": ("keys", (2, -1, DIM + 3), 0.0),
+    "a query that asks for the mask": ("query", (2, -1, DIM), 1.0),
+    "a query that asks for no score": ("query", (2, -1, DIM + 1), 0.0),
+    "a query without K's shift": ("query", (3, -1, DIM + 2), 0.0),
+    "a shift of the query that is none": ("query", (0, -1, DIM + 3), 0.0),
+}
+SPOILT_MASK = {
+    "a shift of K that is none": ("keys", (0, -1, 0), 0.25),
+    "K without the query's shift": ("keys", (2, -1, 1), 0.0),
+    "a query without K's shift": ("query", (3, -4, 0), 0.0),
+    "a shift of the query that is none": ("query", (0, -1, 1), 0.0),
+    "a shift of the mask that is none": ("mask", (1, -3, -1), 0.0),
+    "the first not seen": ("mask", (0, -2, -2), float(MASKED)),
+    "the second not seen": ("mask", (0, -1, -1), float(MASKED)),
+    "others seen": ("mask", (1, -4, 3), 0.0),
+    "seen by others": ("mask", (0, -5, -1), 0.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("masked_by", "spoilt"),
+    [
+        *(("keys", spoilt) for spoilt in (SPOILT | SPOILT_KEYS).values()),
+        *(("operand", spoilt) for spoilt in (SPOILT | SPOILT_MASK).values()),
+    ],
+)
+def test_a_job_whose_staleness_could_not_be_seen_is_refused(
+    bench: Bench, spoilt: tuple[str, tuple[int, ...], float]
+) -> None:
+    operand, place, value = spoilt
     buffer = bench.filled()
-    by_operand = bench.masked_by == "operand"
-    if spoil == "nonce":
-        buffer.values[3, -1, 2] = 0
-    elif spoil == "seen by others":
-        hide(bench, buffer, 0, -1, 0)
-    elif spoil == "not seen by its row" and by_operand:
-        buffer.mask[0, -1, -1] = MASKED
-    elif spoil == "sees others" and by_operand:
-        buffer.mask[0, -1, 3] = 0
-    else:
-        buffer.keys[1, -1, GEOMETRY.head_dim + 1] = 0  # scores no more than any token
+    getattr(buffer, operand)[place] = value
+    if operand == "keys" and place[2] == DIM:  # of both heads, which share a mask
+        buffer.keys[0, place[1], DIM] = value
     buffer.sync_to_device()
-    with pytest.raises(StagingError, match="the last token is not a canary"):
+    with pytest.raises(StagingError, match="the last two tokens are not a canary"):
+        bench.run(AttentionJob.over(buffer))
+
+
+def test_a_canary_with_two_values_that_are_one_is_refused(bench: Bench) -> None:
+    buffer = bench.filled()
+    buffer.values[2, -1] = buffer.values[2, -2]
+    buffer.sync_to_device()
+    with pytest.raises(StagingError, match="the last two tokens are not a canary"):
         bench.run(AttentionJob.over(buffer))
 
 
@@ -368,9 +412,9 @@ def test_a_torn_run_is_detected_by_the_heads_it_left() -> None:
 
 
 def test_not_a_number_is_no_answer() -> None:
-    canary = Canary(GEOMETRY.head_dim)
+    canary = Canary(StagingLayout(1, 3, TOKENS, 4, GEOMETRY.head_dim, 0))
     out = np.zeros((3, 4, GEOMETRY.head_dim), np.float16)
-    out[:, -1] = canary.nonce
+    out[:, -1:] = canary.answer
     canary.check(out)
     out[1, -1, 4] = np.nan
     with pytest.raises(DeviceError, match="1 of 3 heads do not answer"):

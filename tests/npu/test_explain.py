@@ -24,7 +24,7 @@ def test_costs_failures_and_long_contexts_are_named() -> None:
     The first run fails, and its second try falls to core 1, which is dead: that one is the host's. After three failures
     core 1 gets no more jobs.
     """
-    world = World([255, 100, 400], [70, 1, 2])
+    world = World([254, 100, 400], [70, 1, 2])
     runtime = EmulatedAttention(
         world.cache,
         HEADS,
@@ -37,7 +37,7 @@ def test_costs_failures_and_long_contexts_are_named() -> None:
         world.attend(runtime)
     assert explain_placement(runtime) == [
         "runtime emulated: where the launches of all steps ran, and why",
-        "     3 x beyond: CPU (longer than 255 tokens)",
+        "     3 x beyond: CPU (longer than 254 tokens)",
         "     3 x decode in 128 tokens: NPU (asked for)",
         "     6 x tile in 256 tokens: NPU (asked for)",
         "jobs, one a layer: 8 done, 4 failed, 1 left to the CPU for that",

@@ -67,15 +67,15 @@ def test_a_log_says_what_went_where_in_order() -> None:
     for _ in range(3):
         log.add(Placed("tile", 256, device=True), "device 1.00 ms, host 2.00 ms a layer")
     log.add(Placed("decode", 64, device=False), "device 0.50 ms, host 0.10 ms a layer")
-    log.add(Placed("beyond", 0, device=False), "longer than 4095 tokens")
+    log.add(Placed("beyond", 0, device=False), "longer than 4094 tokens")
     assert log.lines() == [
-        "     1 x beyond: CPU (longer than 4095 tokens)",
+        "     1 x beyond: CPU (longer than 4094 tokens)",
         "     1 x decode in 64 tokens: CPU (device 0.50 ms, host 0.10 ms a layer)",
         "     3 x tile in 256 tokens: NPU (device 1.00 ms, host 2.00 ms a layer)",
     ]
 
 
-# 70 rows over 255 tokens are 3 million multiply-adds, a row over 100 are 19,200, and each launch stages 0.1 MB.
+# 70 rows over 254 tokens are 3 million multiply-adds, a row over 100 are 19,200, and each launch stages 0.1 MB.
 TILES_ONLY = replace(
     ROUND, launch_seconds=1e-4, host_multiply_adds_per_second=1e9, device_multiply_adds_per_second=1e12
 )
@@ -84,7 +84,7 @@ NOTHING = replace(ROUND, launch_seconds=1.0)
 
 @pytest.mark.parametrize("model", [TILES_ONLY, NOTHING], ids=["tiles", "nothing"])
 def test_a_step_is_split_between_device_and_host_and_stays_right(model: CostModel) -> None:
-    world = World([255, 100, 30, 400], [70, 1, 1, 2])
+    world = World([254, 100, 30, 400], [70, 1, 1, 2])
     host = CpuAttention(world.cache, HEADS)
     placed = StagedAttention(
         world.cache,
@@ -104,11 +104,11 @@ def test_a_step_is_split_between_device_and_host_and_stays_right(model: CostMode
 
 
 def test_everything_that_fits_goes_to_the_device_by_default() -> None:
-    world = World([255, 100, 400], [70, 1, 2])
+    world = World([254, 100, 400], [70, 1, 2])
     staged = StagedAttention(world.cache, HEADS, EmulatedDevice, buckets=BUCKETS, host=CpuAttention(world.cache, HEADS))
     world.attend(staged)
     assert staged.log.lines() == [
-        "     1 x beyond: CPU (longer than 255 tokens)",
+        "     1 x beyond: CPU (longer than 254 tokens)",
         "     1 x decode in 128 tokens: NPU (asked for)",
         "     2 x tile in 256 tokens: NPU (asked for)",
     ]

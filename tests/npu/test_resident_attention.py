@@ -97,8 +97,8 @@ class Conversation:
 
 @pytest.mark.parametrize("tiled", [False, True])
 def test_a_batch_that_grows_is_staged_token_by_token_and_attended_with_the_same_bits(*, tiled: bool) -> None:
-    """Over block boundaries, and into the next bucket: 63 tokens fit the first, beside the canary."""
-    talk = Conversation([40, 58, 3], tiled=tiled)
+    """Over block boundaries, and into the next bucket: 62 tokens fit the first, beside the canary."""
+    talk = Conversation([40, 57, 3], tiled=tiled)
     for _ in range(12):
         talk.step(talk.tables)
     # Five steps with all three in 64 tokens, then one of them alone in 128 and the others as two.

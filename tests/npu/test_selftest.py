@@ -217,6 +217,15 @@ def test_a_run_that_does_nothing_or_fails_is_no_proof(
     assert words in failed
 
 
+def test_a_check_that_an_old_operand_passes_is_no_proof(
+    board: Board, machine: TreeMachine, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another nonce changes a channel by 2, another shift from -1.75 to 1.75 by 2 * tanh(0.875) = 1.41 at most."""
+    monkeypatch.setattr("npu.canary._TOLERANCE", 1.5)
+    step = steps_of(selftest(subject, machine=machine))["old results"]
+    assert step == Step("old results", "failed", "a result of another launch's query passed, of decode 1 x 64")
+
+
 def test_attention_that_the_host_had_to_compute_is_no_proof(
     board: Board, machine: TreeMachine, subject: Subject
 ) -> None:

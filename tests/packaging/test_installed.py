@@ -44,9 +44,12 @@ from hostcache import _kv
 from npu import _attention
 from staging import _gather
 source, target = np.arange(16, dtype=np.uint8), np.zeros(16, np.uint8)
-rows = np.array([[4, 8, 3]], np.int64)  # three bytes from 4 to 8
 view = _gather.ffi.from_buffer
-_gather.lib.rp_gather(view("uint8_t[]", source), 1, view("uint8_t[]", target), view("int64_t[]", rows), 1)
+place = _gather.ffi.new("rp_place *", {"token_stride": 4, "piece_bytes": 3, "pieces": 1})
+run = np.array([[4, 0, 2, 1]], np.int64)  # from 4 on, to the third token's place: three bytes
+_gather.lib.rp_gather(
+    view("uint8_t[]", source), 1, view("uint8_t[]", target), place, view("int64_t[]", run), 1, _gather.ffi.NULL
+)
 print(target.tolist())
 """
 

@@ -101,13 +101,13 @@ def test_the_cpu_needs_one_line_and_the_answer_is_not_mixed_with_it(
 def test_a_context_beyond_the_buckets_is_said_to_run_on_the_cpu(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of 150 characters and more is a token; a bucket of 64 holds 63, and the first chunk has 64."""
+    """Each of 150 characters and more is a token; a bucket of 64 holds 62, and the first chunk has 64."""
     monkeypatch.setattr("npu.runtimes.StagedAttention", partial(StagedAttention, buckets=(64,)))
     arguments = ["run", model, "--prompt", "xyz" * 50, "--max-tokens", "2", "--runtime", "emulated", "--ignore-eos"]
     outcome = run_here(capsys, *arguments, "--explain-placement")
     assert outcome.status == 0
     assert outcome.err.splitlines()[1:] == [
-        "     4 x beyond: CPU (longer than 63 tokens)",
+        "     4 x beyond: CPU (longer than 62 tokens)",
         "jobs, one a layer: 0 done, 0 failed, 0 left to the CPU for that",
     ]
 
