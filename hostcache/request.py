@@ -32,7 +32,8 @@ class FinishReason(enum.Enum):
     """Why a request is finished."""
 
     STOP = "stop"  # an end token or a stop string
-    LENGTH = "length"  # max_tokens, or the model's context, is used up
+    LENGTH = "length"  # as many tokens as it may have
+    CONTEXT = "context"  # fewer than were asked for, since the context is full; whoever cut them says so
     ABORTED = "aborted"  # the caller asked
     FAILED = "failed"  # see `Request.error`
 

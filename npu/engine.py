@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from .sessions import KeptState, Sessions
 from .step_guard import StepGuard
 from .stepper import Stepper
 from .stream import RequestOutput, Stream
-from .structured import Constraint, StructureCompiler
+from .stream_intake import StreamIntake
 from .token_ids import as_ids, prompt_ids
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Engine:
             raise
         self.pressure = respond_to_pressure(self.cache, self.scheduler) if parts.watch_memory else None
         self._runner = ModelRunner(parts.decoder, self.cache, self.runtime)
-        self._structures = StructureCompiler(self.tokenizer)
+        self._intake = StreamIntake(self.scheduler, self.tokenizer, self._kept, self._runner.numerics)
         self._streams: dict[int, Stream] = {}
         self._stepper = Stepper(self.scheduler, self._runner, self._streams, self.pressure, parts.lookup)
         self._outbox: dict[int, list[RequestOutput]] = {}  # by request: brought by a step and not yet handed out
@@ -123,73 +122,36 @@ class Engine:
             RockpageError: as in `add_request`; nothing was queued.
             UsageError: likewise, or `count` is below 1.
         """
-        if count < 1:
-            raise UsageError(f"a prompt is answered at least once, not {count} times", count=count)
-        params = params or SamplingParams()
-        constraints = [self._prepare(params) for _ in range(count - 1)]
-        leader = self._streams[self.add_request(prompt, params, **options)].request
-        for index, constraint in enumerate(constraints, 1):
-            request = self.scheduler.branch(leader)
-            seed = None if params.seed is None else (params.seed + index) % 2**64
-            own = replace(params, seed=seed)
-            self._streams[request.id] = Stream(request, own, self.tokenizer, constraint=constraint)
-        return tuple(range(leader.id, leader.id + count))
+        self._check_admissible()
+        streams = self._intake.branches(prompt, count, params or SamplingParams(), **options)
+        self._streams |= {stream.request.id: stream for stream in streams}
+        return tuple(stream.request.id for stream in streams)
 
     @held_signals()
     def add_request(
-        self,
-        prompt: str | ArrayLike,
-        params: SamplingParams | None = None,
-        *,
-        salt: str = "",
-        prompt_version: str = "",
-        priority: int = 0,
-        client: str = "",
-        deadline: float | None = None,
-        max_queue_seconds: float | None = None,
+        self, prompt: str | ArrayLike, params: SamplingParams | None = None, **options: Unpack[QueueOptions]
     ) -> int:
         """Queue a prompt; `step` brings its tokens.
 
         Args:
             prompt: text (special tokens in it are plain text), or token ids.
-            params: how to sample; None is greedy. `max_tokens` is cut to what the context leaves.
-            salt: only requests with the same salt share KV.
-            prompt_version: only requests with the same version share KV.
-            priority: higher ones go first; see `Scheduler.submit` for this and what follows.
-            client: who asks.
-            deadline: when it fails if it has not ended, a value of `time.monotonic()`.
-            max_queue_seconds: how long it may wait to be admitted.
+            params: how to sample; None is greedy.
+            options: how it is queued, whose KV it may share, and what happens at the end of the context: the keywords
+                of `npu.queue_options.QueueOptions`.
 
         Returns:
             The request's id.
 
         Raises:
             RequestRefused: it can never fit, or too many wait already, or memory is short.
-            UsageError: no valid Unicode, an id outside the vocabulary, a structure that cannot be used, or the engine
-                is closed.
+            UsageError: no valid Unicode, an id outside the vocabulary, a structure or an option that cannot be used, or
+                the engine is closed.
             MissingExtra: the structure needs a library that is not installed.
         """
-        self._guard.check_open()
-        if self.pressure is not None:
-            self.pressure.check_admissible()
-        params = params or SamplingParams()
-        constraint = self._prepare(params)
-        tokens = prompt_ids(prompt, self.tokenizer)
-        namespace = self.namespace(salt, prompt_version)
-        room = max(1, self.scheduler.config.context_length - tokens.size)
-        if tokens.ndim == 1:
-            self._kept.recall(namespace, tokens)
-        request = self.scheduler.submit(
-            tokens,
-            namespace,
-            min(params.max_tokens, room),
-            priority=priority,
-            client=client,
-            deadline=deadline,
-            max_queue_seconds=max_queue_seconds,
-        )
-        self._streams[request.id] = Stream(request, params, self.tokenizer, constraint=constraint)
-        return request.id
+        self._check_admissible()
+        stream = self._intake.open(prompt, params or SamplingParams(), **options)
+        self._streams[stream.request.id] = stream
+        return stream.request.id
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> NDArray[np.int32]:  # noqa: ANN401
         """Turn a conversation into a prompt by the model's chat template, whose end of a turn then ends answers too.
@@ -225,8 +187,8 @@ class Engine:
 
         Args:
             request_id: the parent, not waiting.
-            params: how the fork samples, and how many tokens its answer may have, those it shares included, cut to
-                what the context leaves; None: as the parent, whose seed it shares.
+            params: how the fork samples, and how many tokens its answer may have, those it shares included; None: as
+                the parent, whose seed it shares. At the end of the context it does what its parent does.
 
         Returns:
             The fork's id.
@@ -234,16 +196,15 @@ class Engine:
         Raises:
             UsageError: no such request runs, its answer has as many tokens already as `params` allows, or `params`
                 cannot be used, as in `add_request`.
+            RequestRefused: the parent's overflow policy is to refuse, and `params` asks for more than the context has.
             MissingExtra: the structure needs a library that is not installed.
         """
         parent = self._streams.get(request_id)
         if parent is None:
             raise UsageError(f"no request {request_id} is running", request_id=request_id)
-        constraint = self._prepare(params or parent.params)
-        room = self.scheduler.config.context_length - parent.request.prompt_length
-        child = self.scheduler.fork(parent.request, None if params is None else min(params.max_tokens, room))
-        self._streams[child.id] = parent.fork(child, self.tokenizer, params, constraint)
-        return child.id
+        child = self._intake.fork(parent, params)
+        self._streams[child.request.id] = child
+        return child.request.id
 
     @held_signals()
     def abort(self, request_id: int) -> None:
@@ -282,9 +243,14 @@ class Engine:
         return [output for outputs in outbox.values() for output in outputs]
 
     def generate(
-        self, prompt: str | ArrayLike, params: SamplingParams | None = None, *, salt: str = "", prompt_version: str = ""
+        self, prompt: str | ArrayLike, params: SamplingParams | None = None, **options: Unpack[QueueOptions]
     ) -> Generator[str, None, None]:
         """Stream one request's text. Other requests go on beside it; closing the iterator aborts this one.
+
+        Args:
+            prompt: as in `add_request`.
+            params: likewise.
+            options: likewise.
 
         Raises:
             RequestRefused: it can never fit.
@@ -294,7 +260,7 @@ class Engine:
         request_id = 0  # no request has it
         try:
             with held_signals():  # an interruption must not come between a request and its id
-                request_id = self.add_request(prompt, params, salt=salt, prompt_version=prompt_version)
+                request_id = self.add_request(prompt, params, **options)
             while True:
                 if request_id not in self._outbox:
                     if request_id not in self._streams:
@@ -360,7 +326,7 @@ class Engine:
 
     def namespace(self, salt: str = "", prompt_version: str = "") -> Namespace:
         """What requests share KV in, for calls of `prefix`; the arguments are those of `add_request`."""
-        return Namespace(self._runner.numerics, salt=salt, prompt_version=prompt_version)
+        return self._intake.namespace(salt, prompt_version)
 
     def close(self) -> None:
         """Give back threads, buffers, the NPU and the pool; weights on the CPU go with the engine. Safe to call twice.
@@ -388,7 +354,8 @@ class Engine:
             for output in self._stepper.step():
                 self._outbox.setdefault(output.request_id, []).append(output)
 
-    def _prepare(self, params: SamplingParams) -> Constraint | None:
-        """Refuse what cannot be sampled with this model before anything is queued; the constraint of one request."""
-        as_ids(list(params.logit_bias), self.tokenizer.vocab_size)
-        return self._structures.constraint(params.structure) if params.structure else None
+    def _check_admissible(self) -> None:
+        """Take no request when the engine is closed, or memory so short that those that run come first."""
+        self._guard.check_open()
+        if self.pressure is not None:
+            self.pressure.check_admissible()

@@ -1,14 +1,27 @@
-"""The keywords that say how a request is queued and whose KV it may share."""
+"""The keywords that say how a request is queued, and whose KV it may share."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
+from .overflow import OverflowPolicy
+
 __all__ = ["QueueOptions"]
 
 
 class QueueOptions(TypedDict, total=False):
-    """The keywords of `Engine.add_request`, which says what they are, for those who pass them on."""
+    """The keywords of `Engine.add_request`, and of whatever passes them on to it.
+
+    Attributes:
+        salt: only requests with the same salt share KV.
+        prompt_version: only requests with the same version share KV.
+        priority: higher ones go first (default 0); see `Scheduler.submit` for this and the next three.
+        client: who asks.
+        deadline: when it fails if it has not ended, a value of `time.monotonic()`; None: never.
+        max_queue_seconds: how long it may wait to be admitted; None: as long as it takes.
+        overflow: what happens where prompt and answer exceed the context (default `"stop"`), see
+            `npu.overflow.OverflowPolicy`.
+    """
 
     salt: str
     prompt_version: str
@@ -16,3 +29,4 @@ class QueueOptions(TypedDict, total=False):
     client: str
     deadline: float | None
     max_queue_seconds: float | None
+    overflow: OverflowPolicy

@@ -12,6 +12,7 @@ from hostcache.request import FinishReason, Request
 
 from .detokenizer import Detokenizer, StopChecker
 from .logprobs import TokenLogprobs, token_logprobs
+from .overflow import OverflowPolicy
 from .sampler import Sampler, SamplingParams
 from .structured import Constraint
 from .tokenizer import Tokenizer
@@ -61,10 +62,12 @@ class Stream:
         tokenizer: gives each token's bytes, and says which tokens end an answer.
         sampler: None makes one from `params`; a fork that shares its parent's seed shares its sampler.
         constraint: of the structure that `params` asks for; each request has its own.
+        overflow: what happens where the context has no room for `params.max_tokens`.
 
     Attributes:
         request: as given.
         params: as given.
+        overflow: as given.
         sampler: chooses its tokens.
         stopped: whether a stop string has ended it.
     """
@@ -76,9 +79,12 @@ class Stream:
         tokenizer: Tokenizer,
         sampler: Sampler | None = None,
         constraint: Constraint | None = None,
+        *,
+        overflow: OverflowPolicy = "stop",
     ) -> None:
         self.request = request
         self.params = params
+        self.overflow = overflow
         self.sampler = sampler or Sampler(params)
         self._constraint = constraint
         self._end_ids = frozenset() if params.ignore_eos else tokenizer.eos_ids
@@ -129,7 +135,8 @@ class Stream:
             params: how it samples; None: as this one, whose sampler it shares.
             constraint: what its structure allows; None allows everything.
         """
-        child = Stream(request, params or self.params, tokenizer, None if params else self.sampler, constraint)
+        sampler = None if params else self.sampler
+        child = Stream(request, params or self.params, tokenizer, sampler, constraint, overflow=self.overflow)
         child._given = self._decided
         child._early = "".join(child.push(int(token)) for token in request.output)
         return child
@@ -152,9 +159,17 @@ class Stream:
             text: the text they brought.
         """
         text += self._take(self._stops.push(self._detokenizer.flush()) + self._stops.flush())
-        reason = FinishReason.STOP if self.stopped else self.request.finish_reason
         logprobs = self._logprobs[: len(tokens)]
-        return RequestOutput(self.request.id, tokens, text, reason, self.request.error, logprobs)
+        return RequestOutput(self.request.id, tokens, text, self._finish_reason(), self.request.error, logprobs)
+
+    def _finish_reason(self) -> FinishReason | None:
+        """Why the request has ended, as its caller sees it."""
+        request, reason = self.request, self.request.finish_reason
+        if self.stopped:
+            return FinishReason.STOP
+        if reason is FinishReason.LENGTH and request.limit - request.prompt_length < self.params.max_tokens:
+            return FinishReason.CONTEXT
+        return reason
 
     def _take(self, decided: str) -> str:
         """Of newly decided text, what was not given out before."""

@@ -171,7 +171,7 @@ def test_a_fork_beyond_max_sequences_says_the_same_later(model: Path) -> None:
 def test_the_context_bounds_the_answer(model: Path) -> None:
     with Engine.load(model, pool_bytes=1 << 20, context_length=20, cache_dir=model.parent) as engine:
         outputs = drive_one(engine, "in the rain", SamplingParams(max_tokens=500, ignore_eos=True))
-        assert outputs[-1].finish_reason is FinishReason.LENGTH
+        assert outputs[-1].finish_reason is FinishReason.CONTEXT
         assert sum(len(output.token_ids) for output in outputs) == 20 - len(engine.tokenizer.encode("in the rain"))
         with pytest.raises(RequestRefused, match="exceed the context of 20"):
             engine.add_request([5] * 20, GREEDY)

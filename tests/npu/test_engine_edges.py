@@ -46,7 +46,7 @@ def test_an_empty_prompt_is_refused(engine: Engine, prompt: str | list[int]) -> 
 def test_a_prompt_one_short_of_the_context_gets_one_token(engine: Engine) -> None:
     (output,) = answer(engine, [5] * (CONTEXT - 1), SamplingParams(max_tokens=100, ignore_eos=True))
     assert len(output.token_ids) == 1
-    assert output.finish_reason is FinishReason.LENGTH
+    assert output.finish_reason is FinishReason.CONTEXT
     with pytest.raises(RequestRefused, match=f"{CONTEXT} tokens and 1 to generate exceed the context of {CONTEXT}"):
         engine.add_request([5] * CONTEXT, SamplingParams(max_tokens=100))
 
@@ -64,7 +64,7 @@ def test_a_fork_ends_where_the_context_does_as_its_parent(engine: Engine) -> Non
     ids = {request: [token for output in outputs[request] for token in output.token_ids] for request in outputs}
     assert len(ids[parent]) == 3
     assert ids[fork] == ids[parent][1:]
-    assert outputs[fork][-1].finish_reason is FinishReason.LENGTH
+    assert outputs[fork][-1].finish_reason is FinishReason.CONTEXT
 
 
 def test_an_answer_of_one_token_is_the_first_of_a_longer_one(engine: Engine) -> None:

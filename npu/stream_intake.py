@@ -1,0 +1,121 @@
+"""What becomes a stream, and what is refused at the door."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from numpy.typing import ArrayLike
+
+from hostcache.errors import UsageError
+from hostcache.prefix import Namespace
+from hostcache.scheduler import Scheduler
+
+from .overflow import OverflowPolicy, tokens_granted
+from .queue_options import QueueOptions
+from .sampling_params import SamplingParams
+from .sessions import KeptState
+from .stream import Stream
+from .structured import Constraint, StructureCompiler
+from .token_ids import as_ids, prompt_ids
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["StreamIntake"]
+
+
+class StreamIntake:
+    """Queues an engine's prompts and forks: its `add_request`, `add_branches` and `fork`, which say more.
+
+    Args:
+        scheduler: where they are queued.
+        tokenizer: text to ids and back.
+        kept: brings back what is kept of a prompt.
+        numerics: names everything of the model and its runtime that can change a bit of KV.
+    """
+
+    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, kept: KeptState, numerics: str) -> None:
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._kept = kept
+        self._numerics = numerics
+        self._context_length = scheduler.config.context_length
+        self._structures = StructureCompiler(tokenizer)
+
+    def open(
+        self,
+        prompt: str | ArrayLike,
+        params: SamplingParams,
+        *,
+        salt: str = "",
+        prompt_version: str = "",
+        priority: int = 0,
+        client: str = "",
+        deadline: float | None = None,
+        max_queue_seconds: float | None = None,
+        overflow: OverflowPolicy = "stop",
+    ) -> Stream:
+        """Queue a prompt; the keywords are `npu.queue_options.QueueOptions`.
+
+        Raises:
+            RockpageError: as `Engine.add_request`.
+        """
+        constraint = self._constraint(params)
+        tokens = prompt_ids(prompt, self._tokenizer)
+        namespace = self.namespace(salt, prompt_version)
+        granted = tokens_granted(overflow, tokens.size, params.max_tokens, self._context_length)
+        if tokens.ndim == 1:
+            self._kept.recall(namespace, tokens)
+        request = self._scheduler.submit(
+            tokens,
+            namespace,
+            granted,
+            priority=priority,
+            client=client,
+            deadline=deadline,
+            max_queue_seconds=max_queue_seconds,
+        )
+        return Stream(request, params, self._tokenizer, constraint=constraint, overflow=overflow)
+
+    def branches(
+        self, prompt: str | ArrayLike, count: int, params: SamplingParams, **options: Unpack[QueueOptions]
+    ) -> list[Stream]:
+        """Queue several answers to one prompt.
+
+        Raises:
+            RockpageError: as `Engine.add_branches`.
+        """
+        if count < 1:
+            raise UsageError(f"a prompt is answered at least once, not {count} times", count=count)
+        constraints = [self._constraint(params) for _ in range(count - 1)]
+        leader = self.open(prompt, params, **options)
+        streams = [leader]
+        for index, constraint in enumerate(constraints, 1):
+            request = self._scheduler.branch(leader.request)
+            seed = None if params.seed is None else (params.seed + index) % 2**64
+            own = replace(params, seed=seed)
+            streams.append(Stream(request, own, self._tokenizer, constraint=constraint, overflow=leader.overflow))
+        return streams
+
+    def fork(self, parent: Stream, params: SamplingParams | None) -> Stream:
+        """Continue a running stream a second time; None samples as the parent does.
+
+        Raises:
+            RockpageError: as `Engine.fork`.
+        """
+        constraint = self._constraint(params or parent.params)
+        request, granted = parent.request, None
+        if params is not None:
+            granted = tokens_granted(parent.overflow, request.prompt_length, params.max_tokens, self._context_length)
+        return parent.fork(self._scheduler.fork(request, granted), self._tokenizer, params, constraint)
+
+    def namespace(self, salt: str = "", prompt_version: str = "") -> Namespace:
+        """What requests with this salt and version share KV in."""
+        return Namespace(self._numerics, salt=salt, prompt_version=prompt_version)
+
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        """Refuse what cannot be sampled with this model before anything is queued; the constraint of one request."""
+        as_ids(list(params.logit_bias), self._tokenizer.vocab_size)
+        return self._structures.constraint(params.structure) if params.structure else None
