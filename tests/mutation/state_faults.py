@@ -168,7 +168,7 @@ SESSIONS = [
         ("a pinned prompt is computed although it is on disk", "if self._kept.recall(namespace, tokens) < whole:", "if True:"),
     ),
     *group(
-        "npu/engine.py",
+        "npu/stream_intake.py",
         "npu/test_sessions.py",
         ("requests do not look for prefixes on disk", "            self._kept.recall(namespace, tokens)\n", "            pass\n"),
     ),
