@@ -5,7 +5,7 @@ enum {
     RP_MAX_HEAD_DIM = 256  /* what a thread's scratch is sized for */
 };
 
-/* One step: what the batch and the cache look like, the same for every layer. The caller owns every array and keeps
+/* One step: what the batch and the cache look like, the same for every layer but for the windows. The caller owns every array and keeps
  * it alive and unchanged during a call. */
 typedef struct {
     const uint8_t *pool;           /* byte 0 of the region; a block is [layer][k|v][kv_head][token][head_dim] fp16 */
@@ -22,6 +22,8 @@ typedef struct {
     const int32_t *query_starts;   /* [sequences + 1] rows of q before sequence i */
     const int32_t *tile_starts;    /* [sequences + 1] tiles before sequence i: ceil(its rows * group / RP_TILE_ROWS) each */
     const int32_t *context_lens;   /* [sequences] tokens, this step's own included */
+    const int32_t *windows;        /* [sequences] newest tokens that a row sees, its own included; 0: all */
+    const int32_t *sinks;          /* [sequences] first tokens that a row sees besides */
     const int32_t *tables;         /* [sequences][table_width] */
 } rp_attention_step;
 

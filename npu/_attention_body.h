@@ -1,4 +1,5 @@
-/* One tile of attention: causal, grouped-query, straight through the block table, with online softmax.
+/* One tile of attention: causal, grouped-query, straight through the block table, with online softmax; where a sequence
+ * has a window, over the tokens in it and the sinks in front.
  *
  * Included once per instruction set, after the including file has defined vec (float32 lanes), uvec (as many uint32
  * lanes), LANES, the v_ functions and RP_ATTEND_TILE, the name of the kernel.
@@ -9,6 +10,7 @@
  * batch, chunk or thread. */
 
 #include <math.h> /* INFINITY */
+#include <stdbool.h>
 
 /* Rows that share the loads of K and V. 3 rows by 4 vectors are 12 sums, which leaves registers of AVX2's 16 for the
  * operands and hides the latency of the multiply-add; grouped heads are commonly multiples of 3. */
@@ -48,11 +50,12 @@ typedef struct {
     int64_t next; /* elements from here to the next block's span, which is fetched meanwhile; 0 for none */
 } span_kv;
 
-/* Scores of `rows` queries against tokens 0..n-1 of a span. Slots up to the next multiple of 4 get the score of token
- * n-1, so that no unwritten slot is read. */
-ALWAYS_INLINE void score_rows(const int rows, span_kv kv, const float *query, int32_t n, float (*score)[RP_SPAN])
+/* Scores of `rows` queries against tokens from..n-1 of a span, `from` a multiple of 4. Slots up to the next multiple of 4
+ * get the score of token n-1, so that no unwritten slot is read. */
+ALWAYS_INLINE void score_rows(const int rows, span_kv kv, const float *query, int32_t from, int32_t n,
+                              float (*score)[RP_SPAN])
 {
-    for (int32_t t = 0; t < n; t += 4) {
+    for (int32_t t = from; t < n; t += 4) {
         const uint16_t *token[4];
         UNROLL for (int i = 0; i < 4; i++)
             token[i] = kv.k + (t + i < n ? t + i : n - 1) * kv.head_dim;
@@ -114,11 +117,19 @@ ALWAYS_INLINE void add_rows(const int rows, span_kv kv, float *sum, float (*weig
         add_columns(rows, 1, kv, sum, d, weight, from, to);
 }
 
+static void add_row(rp_scratch *s, int32_t row, span_kv kv, int32_t from, int32_t to)
+{
+    if (from < to)
+        add_rows(1, kv, s->sum + row * kv.head_dim, s->weight + row, from, to);
+}
+
 /* Turn a row's scores of a span into weights relative to the row's highest score so far. When that rises, what was
  * summed under the old one shrinks accordingly. */
 ALWAYS_INLINE void weigh(rp_scratch *s, int32_t row, int64_t head_dim)
 {
     float *weight = s->weight[row];
+    for (int32_t t = s->hidden_from[row]; t < s->hidden_to[row]; t++)
+        weight[t] = -INFINITY;
     for (int32_t t = s->visible[row]; t < RP_SPAN; t++)
         weight[t] = -INFINITY;
 
@@ -143,40 +154,60 @@ ALWAYS_INLINE void weigh(rp_scratch *s, int32_t row, int64_t head_dim)
     v_store(s->total[row], total);
 }
 
-/* Attend rows first..rows-1, all of which see at least token 0 of the span; `visible` never falls from row to row. */
-ALWAYS_INLINE void attend_span(rp_scratch *s, int32_t first, int32_t rows, span_kv kv)
+/* Hide from a row the tokens of a span of `size` from `sinks` on, up to the `oldest` of its window; both count from the
+ * span's first token. False if none is left. */
+ALWAYS_INLINE bool hide(rp_scratch *s, int32_t row, int32_t sinks, int32_t oldest, int32_t size)
+{
+    const int32_t from = sinks > 0 ? sinks : 0;
+    const int32_t to = oldest < size ? oldest : size;
+    const bool any = from < to;
+    s->hidden_from[row] = any ? from : 0;
+    s->hidden_to[row] = any ? to : 0;
+    return to - from < size;
+}
+
+/* Attend rows first..end-1, each of which sees some token of the span. From row to row, `visible` never falls, and what
+ * is hidden never becomes less; it starts at the same token. */
+ALWAYS_INLINE void attend_span(rp_scratch *s, int32_t first, int32_t end, span_kv kv)
 {
     span_kv here = kv; /* fetches ahead for the first group of rows only: once is enough */
-    for (int32_t r = first; r < rows; r += ROWS) {
-        const int32_t count = rows - r < ROWS ? rows - r : ROWS;
+    for (int32_t r = first; r < end; r += ROWS) {
+        const int32_t count = end - r < ROWS ? end - r : ROWS;
         const float *query = s->query + r * kv.head_dim;
+        const int32_t from = s->hidden_from[r] == 0 ? s->hidden_to[r] / 4 * 4 : 0;
         const int32_t seen = s->visible[r + count - 1];
         if (count == 3)
-            score_rows(3, here, query, seen, s->weight + r);
+            score_rows(3, here, query, from, seen, s->weight + r);
         else if (count == 2)
-            score_rows(2, here, query, seen, s->weight + r);
+            score_rows(2, here, query, from, seen, s->weight + r);
         else
-            score_rows(1, here, query, seen, s->weight + r);
+            score_rows(1, here, query, from, seen, s->weight + r);
         here.next = 0;
     }
 
-    for (int32_t r = first; r < rows; r++)
+    for (int32_t r = first; r < end; r++)
         weigh(s, r, kv.head_dim);
 
     here = kv;
-    for (int32_t r = first; r < rows; r += ROWS) {
-        const int32_t count = rows - r < ROWS ? rows - r : ROWS;
-        const int32_t shared = s->visible[r];
-        float *sum = s->sum + r * kv.head_dim;
-        if (count == 3)
-            add_rows(3, here, sum, s->weight + r, 0, shared);
-        else if (count == 2)
-            add_rows(2, here, sum, s->weight + r, 0, shared);
-        else
-            add_rows(1, here, sum, s->weight + r, 0, shared);
-        here.next = 0;
-        for (int32_t i = 1; i < count; i++)
-            add_rows(1, here, sum + i * kv.head_dim, s->weight + r + i, shared, s->visible[r + i]);
+    for (int32_t r = first; r < end; r += ROWS) {
+        const int32_t count = end - r < ROWS ? end - r : ROWS;
+        const int32_t last = r + count - 1;
+        int32_t shared = 0;
+        if (s->hidden_from[last] == s->hidden_to[last]) { /* nothing is hidden from the rows before it either */
+            shared = s->visible[r];
+            float *sum = s->sum + r * kv.head_dim;
+            if (count == 3)
+                add_rows(3, here, sum, s->weight + r, 0, shared);
+            else if (count == 2)
+                add_rows(2, here, sum, s->weight + r, 0, shared);
+            else
+                add_rows(1, here, sum, s->weight + r, 0, shared);
+            here.next = 0;
+        }
+        for (int32_t i = r; i <= last; i++) {
+            add_row(s, i, here, 0, s->hidden_from[i]);
+            add_row(s, i, here, shared > s->hidden_to[i] ? shared : s->hidden_to[i], s->visible[i]);
+        }
     }
 }
 
@@ -192,6 +223,10 @@ void RP_ATTEND_TILE(const rp_attention_step *step, const rp_tile *tile, int64_t 
     const int64_t head_offset = layer_offset + (int64_t)tile->kv_head * step->block_tokens * head_dim * 2;
     const vec scale = v_splat(step->scale * 1.44269504f); /* log2(e): weights are powers of 2 */
 
+    const int32_t tokens = first_position + (tile->first + tile->rows - 1) / group + 1;
+    const int32_t window = step->windows[tile->sequence];
+    const int32_t sinks = step->sinks[tile->sequence] < tokens ? step->sinks[tile->sequence] : tokens;
+
     int64_t at[RP_TILE_ROWS]; /* where a row starts in q and in out */
     int32_t position[RP_TILE_ROWS];
     for (int32_t r = 0; r < tile->rows; r++) {
@@ -199,6 +234,9 @@ void RP_ATTEND_TILE(const rp_attention_step *step, const rp_tile *tile, int64_t 
         const int64_t head = (int64_t)tile->kv_head * group + (tile->first + r) % group;
         at[r] = ((int64_t)(start + token) * step->kv_heads * group + head) * head_dim;
         position[r] = first_position + token;
+        const int32_t oldest = window ? position[r] - window + 1 : 0;
+        s->oldest[r] = oldest > sinks ? oldest : 0;
+        s->hidden_from[r] = s->hidden_to[r] = 0;
         for (int64_t d = 0; d < head_dim; d += LANES) {
             v_store(s->query + r * head_dim + d, v_load(q + at[r] + d) * scale);
             v_store(s->sum + r * head_dim + d, v_splat(0.0f));
@@ -207,26 +245,32 @@ void RP_ATTEND_TILE(const rp_attention_step *step, const rp_tile *tile, int64_t 
         s->highest[r] = -INFINITY;
     }
 
-    const int32_t tokens = first_position + (tile->first + tile->rows - 1) / group + 1;
+    /* Blocks that some row sees: those of the sinks, then those from the first row's window on. */
     const int32_t blocks = (tokens + step->block_tokens - 1) / step->block_tokens;
-    for (int32_t block = 0; block < blocks; block++) {
+    const int32_t sink_blocks = (sinks + step->block_tokens - 1) / step->block_tokens;
+    const int32_t oldest_block = s->oldest[0] / step->block_tokens;
+    int32_t next;
+    for (int32_t block = sink_blocks ? 0 : oldest_block; block < blocks; block = next) {
+        next = block + 1 < sink_blocks || block >= oldest_block ? block + 1 : oldest_block;
         const uint8_t *base = step->pool + table[block] * step->block_bytes + head_offset;
-        const int64_t to_next = block + 1 < blocks ? (table[block + 1] - table[block]) * step->block_bytes : 0;
+        const int64_t to_next = next < blocks ? (table[next] - table[block]) * step->block_bytes : 0;
         for (int32_t offset = 0; offset < step->block_tokens; offset += RP_SPAN) {
             const int32_t span = block * step->block_tokens + offset;
             const int32_t room = step->block_tokens - offset;
             const int32_t size = room < RP_SPAN ? room : RP_SPAN;
-            int32_t first = 0;
+            int32_t first = 0; /* row that sees any of it: those before it come before the span.. */
+            int32_t end = 0;   /* ..and windows of those from here on have left it behind */
             for (int32_t r = 0; r < tile->rows; r++) {
                 const int32_t seen = position[r] + 1 - span;
                 s->visible[r] = seen < size ? seen : size;
                 first += seen <= 0;
+                end += !window || hide(s, r, sinks - span, s->oldest[r] - span, size);
             }
-            if (first == tile->rows)
-                break;
+            if (first >= end)
+                continue;
             const uint16_t *k = (const uint16_t *)base + offset * head_dim;
             const span_kv kv = {.k = k, .v = k + step->kv_bytes / 2, .head_dim = head_dim, .next = to_next / 2};
-            attend_span(s, first, tile->rows, kv);
+            attend_span(s, first, end, kv);
         }
     }
 

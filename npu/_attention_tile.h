@@ -25,7 +25,10 @@ typedef struct {
     _Alignas(64) float weight[RP_TILE_ROWS][RP_SPAN];         /* first the scores of a span, then its weights */
     _Alignas(64) float total[RP_TILE_ROWS][8];                /* of the weights so far, one partial sum per lane */
     float highest[RP_TILE_ROWS];                              /* score so far; weights are relative to it */
-    int32_t visible[RP_TILE_ROWS];                            /* tokens of the span that a row may see */
+    int32_t oldest[RP_TILE_ROWS];                             /* token of a row's window; 0 if nothing is hidden */
+    int32_t visible[RP_TILE_ROWS];                            /* tokens of the span up to the last that a row may see */
+    int32_t hidden_from[RP_TILE_ROWS];                        /* of these, from here .. */
+    int32_t hidden_to[RP_TILE_ROWS];                          /* .. to here (exclusive) it does not; equal: it sees all */
 } rp_scratch;
 
 /* Compute one tile: read its rows of q, write the same rows of out. */

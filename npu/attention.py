@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -20,11 +20,17 @@ class AttentionBatch:
         context_lens: int32 `[n]`; tokens sequence i holds, this step's own included. Row r of its m rows is at
             position `context_lens[i] - m + r` and sees positions up to and including its own.
         tables: int32 `[n, width]`, C-contiguous; block ids, the first `ceil(context_len / block_tokens)` valid.
+        windows: int32 `[n]`; newest tokens that a row of sequence i sees, its own included; 0: all. None: no sequence
+            has a window.
+        sinks: int32 `[n]`; first tokens that every row of sequence i sees besides. The row at position p sees
+            `[0, sinks)` and `[p - window + 1, p]`. None: none.
     """
 
     query_starts: NDArray[np.int32]
     context_lens: NDArray[np.int32]
     tables: NDArray[np.int32]
+    windows: NDArray[np.int32] | None = None
+    sinks: NDArray[np.int32] | None = None
 
     @property
     def sequences(self) -> int:
@@ -35,6 +41,18 @@ class AttentionBatch:
     def rows(self) -> int:
         """Query rows (tokens) of all sequences together."""
         return int(self.query_starts[-1])
+
+    def narrowed(self, window: int) -> AttentionBatch:
+        """The batch as a layer sees it that has a window of its own: the narrower of the two counts.
+
+        Args:
+            window: the layer's, in tokens; 0: it has none.
+        """
+        if not window:
+            return self
+        own = np.zeros_like(self.context_lens) if self.windows is None else self.windows
+        narrower = np.where((own == 0) | (own > window), np.int32(window), own)
+        return replace(self, windows=narrower)
 
 
 class AttentionRuntime(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from hostcache.geometry import KVGeometry
 from ._attention import lib
 from .attention import AttentionBatch
 
-__all__ = ["check_geometry", "check_operand", "check_process", "copy_checked"]
+__all__ = ["check_geometry", "check_operand", "check_process", "check_windows", "copy_checked"]
 
 
 def check_geometry(geometry: KVGeometry, heads: int) -> None:
@@ -45,6 +46,35 @@ def check_geometry(geometry: KVGeometry, heads: int) -> None:
         )
 
 
+def check_windows(windows: Sequence[int], layers: int) -> tuple[int, ...]:
+    """See that a model's windows are one for each layer.
+
+    Args:
+        windows: tokens, 0 for a layer that sees all; empty if no layer has a window.
+        layers: of the model.
+
+    Returns:
+        One for each layer.
+
+    Raises:
+        UsageError: there are more or fewer, or one does not fit int32.
+    """
+    if windows and len(windows) != layers:
+        raise UsageError(
+            f"{len(windows)} windows for {layers} layers: pass one for each, 0 for a layer that sees everything",
+            windows=len(windows),
+            layers=layers,
+        )
+    for layer, window in enumerate(windows):
+        if not 0 <= window <= np.iinfo(np.int32).max:
+            raise UsageError(
+                f"layer {layer} has a window of {window} tokens: 0 is none, and 2^31 - 1 the most",
+                layer=layer,
+                window=window,
+            )
+    return tuple(windows) or (0,) * layers
+
+
 def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> AttentionBatch:
     """Copy `batch` if it is sound, so that nobody can change it behind a kernel that trusts it.
 
@@ -55,7 +85,8 @@ def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> At
 
     Raises:
         UsageError: a dtype or shape is wrong, `query_starts` falls or does not start at 0, a context is shorter than
-            its own rows, a table is shorter than its context, or a block id that the context needs is not in the pool.
+            its own rows, a table is shorter than its context, a block id that the context needs is not in the pool, or
+            a window or a number of sinks is negative.
     """
     starts = _copy_int32("query_starts", batch.query_starts, dimensions=1)
     lens = _copy_int32("context_lens", batch.context_lens, dimensions=1)
@@ -100,7 +131,8 @@ def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> At
             block=int(tables[i, column]),
             blocks=blocks,
         )
-    return AttentionBatch(starts, lens, tables)
+    windows = _copy_counts("windows", batch.windows, len(lens))
+    return AttentionBatch(starts, lens, tables, windows, _copy_counts("sinks", batch.sinks, len(lens)))
 
 
 def check_operand(
@@ -150,6 +182,27 @@ def check_process(opened_in: int) -> None:
             process=here,
             opened_in=opened_in,
         )
+
+
+def _copy_counts(name: str, array: NDArray[np.int32] | None, sequences: int) -> NDArray[np.int32] | None:
+    if array is None:
+        return None
+    counts = _copy_int32(name, array, dimensions=1)
+    if len(counts) != sequences:
+        raise UsageError(
+            f"{sequences} sequences want as many {name}, got {len(counts)}: pass 0 for one that has none",
+            name=name,
+            got=len(counts),
+            sequences=sequences,
+        )
+    for i in np.flatnonzero(counts < 0):
+        raise UsageError(
+            f"{name}[{i}] is {counts[i]}: it counts tokens, 0 at least",
+            name=name,
+            sequence=int(i),
+            value=int(counts[i]),
+        )
+    return counts
 
 
 def _copy_int32(name: str, array: NDArray[np.int32], *, dimensions: int) -> NDArray[np.int32]:

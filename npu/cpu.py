@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,10 @@ from hostcache.geometry import KVGeometry
 
 from ._attention import ffi, lib
 from .attention import AttentionBatch
-from .checks import check_geometry, check_operand, check_process, copy_checked
+from .checks import check_geometry, check_operand, check_process, check_windows, copy_checked
+
+if TYPE_CHECKING:
+    from hostcache._cffi import CData
 
 __all__ = ["BlockMemory", "CpuAttention"]
 
@@ -41,6 +45,13 @@ class BlockMemory(Protocol):
         """The region, flat; block b starts at `b * geometry.block_bytes`."""
 
 
+class _View(NamedTuple):
+    """What a step looks like to the layers of one window."""
+
+    windows: CData  # int32 [sequences]
+    threads: int
+
+
 class CpuAttention:
     """Causal grouped-query attention in C: fp16 storage, float32 arithmetic, softmax scale `head_dim ** -0.5`.
 
@@ -55,6 +66,7 @@ class CpuAttention:
         heads: query heads, a multiple of the cache's KV heads.
         threads: threads that compute, the caller's included; the others sleep between calls.
         isa: `"avx2"`, `"neon"`, `"plain"`, or `"auto"` for the best this machine has.
+        windows: of each layer, the newest tokens that its rows see at most, 0: all; empty: no layer has one.
 
     Attributes:
         name: `"cpu"`.
@@ -62,16 +74,20 @@ class CpuAttention:
         numerics: the name and the `isa`, whose sums differ in their last bits.
 
     Raises:
-        UsageError: a geometry the kernel cannot compute, or threads or an `isa` this machine cannot give.
+        UsageError: a geometry the kernel cannot compute, threads or an `isa` this machine cannot give, or windows that
+            are not one for each layer.
     """
 
     name = "cpu"
 
-    def __init__(self, cache: BlockMemory, heads: int, threads: int = 1, *, isa: str = "auto") -> None:
+    def __init__(
+        self, cache: BlockMemory, heads: int, threads: int = 1, *, isa: str = "auto", windows: Sequence[int] = ()
+    ) -> None:
         geometry = cache.geometry
         check_geometry(geometry, heads)
         if not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads must be 1..{_MAX_THREADS}, got {threads}", threads=threads)
+        self._layer_windows = check_windows(windows, geometry.layers)
         runtime = lib.rp_attention_open(threads, isa.encode())
         if runtime == ffi.NULL:
             raise _open_error(ffi.errno, threads, isa)
@@ -95,6 +111,8 @@ class CpuAttention:
         self._step.scale = geometry.head_dim**-0.5
         self._batch: AttentionBatch | None = None
         self._tile_starts = np.zeros(1, np.int32)
+        self._sinks = np.zeros(0, np.int32)
+        self._views: dict[int, _View] = {}  # by the layers' windows
         self._closed = False
         self._process = os.getpid()
 
@@ -115,14 +133,16 @@ class CpuAttention:
         tiles = -(-rows * step.group // lib.RP_TILE_ROWS)
         self._tile_starts = np.zeros(checked.sequences + 1, np.int32)
         np.cumsum(tiles, out=self._tile_starts[1:])
-        # The struct does not keep these alive; self._batch and self._tile_starts do, until the next step.
-        step.threads = self._threads_worth_waking(rows, checked.context_lens)
+        # The struct does not keep these alive; attributes of self do, until the next step.
         step.sequences = checked.sequences
         step.table_width = checked.tables.shape[1]
         step.query_starts = ffi.from_buffer("int32_t[]", checked.query_starts)
         step.tile_starts = ffi.from_buffer("int32_t[]", self._tile_starts)
         step.context_lens = ffi.from_buffer("int32_t[]", checked.context_lens)
         step.tables = ffi.from_buffer("int32_t[]", checked.tables)
+        self._sinks = np.zeros(checked.sequences, np.int32) if checked.sinks is None else checked.sinks
+        step.sinks = ffi.from_buffer("int32_t[]", self._sinks)
+        self._views = {window: self._view(checked.narrowed(window), rows) for window in set(self._layer_windows)}
         self._batch = checked
 
     def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
@@ -144,6 +164,8 @@ class CpuAttention:
         shape = (self._batch.rows, self._heads, self._geometry.head_dim)
         check_operand("q", q, shape)
         check_operand("out", out, shape, writable=True)
+        view = self._views[self._layer_windows[layer]]
+        self._step.windows, self._step.threads = view
         lib.rp_attend(
             self._runtime,
             self._step,
@@ -170,10 +192,17 @@ class CpuAttention:
         ffi.release(self._runtime)
         ffi.release(self._pool)
 
-    def _threads_worth_waking(self, rows: NDArray[np.int32], context_lens: NDArray[np.int32]) -> int:
-        """For one layer's K and V; causality is left out, for it halves the work at most."""
-        multiply_adds = int(rows @ context_lens.astype(np.int64)) * 2 * self._heads * self._geometry.head_dim
-        return min(self._threads, 1 + multiply_adds // _WORTH_A_THREAD)
+    def _view(self, batch: AttentionBatch, rows: NDArray[np.int32]) -> _View:
+        """Windows, and as many threads as are worth waking for one layer's K and V.
+
+        Causality is left out of the work, for it halves it at most.
+        """
+        windows = np.zeros(batch.sequences, np.int32) if batch.windows is None else batch.windows
+        seen = batch.context_lens.astype(np.int64)
+        seen = np.where(windows, np.minimum(seen, self._sinks + windows.astype(np.int64)), seen)
+        multiply_adds = int(rows @ seen) * 2 * self._heads * self._geometry.head_dim
+        threads = min(self._threads, 1 + multiply_adds // _WORTH_A_THREAD)
+        return _View(ffi.from_buffer("int32_t[]", windows), threads)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -42,6 +42,7 @@ TESTS = (
     "tests/hostcache/test_kv_kernel.py",
     "tests/staging/test_gather_kernel.py",
     "tests/npu/test_cpu_attention.py",
+    "tests/npu/test_attention_windows.py",
 )
 MARKS = "not (wheel or long or vendor or vm)"
 

@@ -46,7 +46,14 @@ class PagedMemory:
         return by_token[:, :, :tokens]
 
 
-def batch_of(tables: list[list[int]], context_lens: list[int], rows: list[int]) -> AttentionBatch:
+def batch_of(
+    tables: list[list[int]],
+    context_lens: list[int],
+    rows: list[int],
+    *,
+    windows: list[int] | None = None,
+    sinks: list[int] | None = None,
+) -> AttentionBatch:
     """Tables padded with -1, which no runtime may follow."""
     width = max(map(len, tables), default=0)
     padded = [table + [-1] * (width - len(table)) for table in tables]
@@ -54,21 +61,30 @@ def batch_of(tables: list[list[int]], context_lens: list[int], rows: list[int]) 
         query_starts=np.cumsum([0, *rows], dtype=np.int32),
         context_lens=np.array(context_lens, np.int32),
         tables=np.array(padded, np.int32).reshape(len(tables), width),
+        windows=None if windows is None else np.array(windows, np.int32),
+        sinks=None if sinks is None else np.array(sinks, np.int32),
     )
 
 
+def seen_by(position: int, window: int, sinks: int) -> list[int]:
+    """Tokens that the row at a position sees: each is a sink, or among the newest `window` ones; 0 is no window."""
+    return [token for token in range(position + 1) if not window or token < sinks or token > position - window]
+
+
 def reference(memory: PagedMemory, layer: int, batch: AttentionBatch, q: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Causal grouped-query attention, one row and head at a time."""
+    """Causal grouped-query attention, one row and head at a time, over what its window and sinks show of the past."""
     heads, head_dim = q.shape[1:]
     group = heads // memory.geometry.kv_heads
     out = np.empty(q.shape)
     for i, (start, end) in enumerate(zip(batch.query_starts[:-1], batch.query_starts[1:], strict=True)):
         context = int(batch.context_lens[i])
+        window = 0 if batch.windows is None else int(batch.windows[i])
+        sinks = 0 if batch.sinks is None else int(batch.sinks[i])
         k, v = memory.sequence(layer, batch.tables[i], context)
         for row in range(start, end):
-            seen = context - (end - row) + 1
+            seen = seen_by(context - (end - row), window, sinks)
             for head in range(heads):
-                scores = k[head // group, :seen] @ q[row, head].astype(np.float64) / np.sqrt(head_dim)
+                scores = k[head // group, seen] @ q[row, head].astype(np.float64) / np.sqrt(head_dim)
                 weights = np.exp(scores - scores.max())
-                out[row, head] = weights @ v[head // group, :seen] / weights.sum()
+                out[row, head] = weights @ v[head // group, seen] / weights.sum()
     return out
