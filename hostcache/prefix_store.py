@@ -123,6 +123,8 @@ class PrefixStore:
     def save(self, namespace: Namespace, tokens: NDArray[np.int32]) -> int:
         """Keep the beginning of a prompt, as far as its KV is in full blocks of the pool.
 
+        A file that holds just that is not written again: flash wears out.
+
         Returns:
             Tokens that the folder holds now; 0 if nothing is known of the prompt, or it is larger than the folder may
             be, or the disk refuses (which is logged).
@@ -135,6 +137,9 @@ class PrefixStore:
             return 0
         text = hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest()
         path = self.folder / f"{namespace.digest[:32]}-{text}{SUFFIX}"
+        if path in self._stored and path.exists():
+            self._touch(path)
+            return len(tokens)
         nbytes = state_bytes(StateHeader.of("prefix", self._cache.geometry, namespace, tokens, computed=len(tokens)))
         if nbytes > self._max_bytes:
             _log.warning("a prefix of %d bytes is not kept: %s may hold %d", nbytes, self.folder, self._max_bytes)

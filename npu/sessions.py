@@ -74,9 +74,12 @@ class KeptState:
             UsageError: more than may be pinned, or `seconds` is not positive.
         """
         pinned = self._prefix.pin(namespace, tokens, owner, seconds)
-        if self._store is not None:
-            self._store.save(namespace, tokens[:pinned])
+        self.keep(namespace, tokens[:pinned])
         return pinned
+
+    def keep(self, namespace: Namespace, tokens: NDArray[np.int32]) -> int:
+        """Keep what is known of a prompt's beginning in the folder; returns the tokens it holds, 0 without a folder."""
+        return 0 if self._store is None else self._store.save(namespace, tokens)
 
     def save(self, path: Path, namespace: Namespace, tokens: NDArray[np.int32], note: bytes) -> int:
         """Save a conversation; returns the tokens whose KV is in the file.
@@ -144,6 +147,26 @@ class Sessions:
                 pass
         with held_signals(), self._guard.step():
             return self._kept.pin(namespace, tokens, owner, seconds)
+
+    @held_signals()
+    def keep(self, prompt: str | ArrayLike, *, salt: str = "", prompt_version: str = "") -> int:
+        """Keep what was computed of a prompt in `prefix_folder`, as far as it is in the pool; nothing is pinned.
+
+        Args:
+            prompt: as in `Engine.add_request`.
+            salt: as the prompt's.
+            prompt_version: likewise.
+
+        Returns:
+            Tokens that the folder holds now: full blocks of the prompt. 0: nothing is known of it, there is no folder,
+            or the disk refuses (which is logged).
+
+        Raises:
+            UsageError: an id is outside the vocabulary.
+        """
+        with self._guard.step():
+            ids = prompt_ids(prompt, self._engine.tokenizer)
+            return self._kept.keep(self._engine.namespace(salt, prompt_version), ids)
 
     @held_signals()
     def save(

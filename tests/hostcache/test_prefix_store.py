@@ -276,3 +276,21 @@ def test_a_pool_in_use_restores_what_fits(tmp_path: Path) -> None:
     assert again.store.restore(HOME, SYSTEM) == 0
     table.release()
     again.home.check_idle()
+
+
+def test_what_is_kept_already_is_not_written_again(tmp_path: Path) -> None:
+    """But it counts as used, and a file that somebody has removed is written again."""
+    process = Process(tmp_path, now=100)
+    assert process.keep(SYSTEM) == 16
+    (path,) = tmp_path.iterdir()
+    inode = path.stat().st_ino
+    process.now = 200
+    assert process.store.save(HOME, SYSTEM) == 16
+    assert (path.stat().st_ino, path.stat().st_mtime) == (inode, 200)
+    again = Process(tmp_path, now=300)
+    assert again.store.restore(HOME, SYSTEM) == 16
+    assert again.store.save(HOME, SYSTEM) == 16
+    assert (path.stat().st_ino, path.stat().st_mtime) == (inode, 300)
+    path.unlink()
+    assert again.store.save(HOME, SYSTEM) == 16
+    assert path.exists()

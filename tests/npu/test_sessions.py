@@ -187,3 +187,22 @@ def test_a_folder_that_cannot_be_used_leaves_nothing_open(model: Path, tmp_path:
         with pytest.raises(UsageError, match="prefixes cannot be kept in"):
             started(model, tmp_path / "file")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_prompt_is_kept_without_a_pin_for_those_with_its_salt(model: Path, tmp_path: Path) -> None:
+    with started(model, tmp_path) as engine:
+        prompt = engine.tokenizer.encode(TEXT)
+        whole = len(prompt) // 16 * 16
+        assert engine.sessions.keep(prompt, salt="tenant") == 0  # nothing is known of it
+        answer(engine, prompt, salt="tenant")
+        assert engine.sessions.keep(prompt) == 0
+        assert engine.sessions.keep(prompt, salt="tenant") == whole > 0
+        assert engine.prefix.pinned == 0
+    with started(model, tmp_path) as again:
+        answer(again, prompt)
+        assert again.scheduler.stats.hit_tokens == 0
+        answer(again, prompt, salt="tenant")
+        assert again.scheduler.stats.hit_tokens == min(whole, len(prompt) - 1)
+    with started(model) as engine:  # no folder
+        answer(engine, prompt)
+        assert engine.sessions.keep(prompt) == 0
