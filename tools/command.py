@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Callable
-from typing import NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from .streams import complain
 
@@ -26,12 +26,47 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, as all errors of the command are."""
+    """An argument parser whose errors are one line, as all errors of the command are, and whose help fits a screen."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - argparse's own
+        super().__init__(*args, **kwargs)
+        self._rare: list[argparse._ArgumentGroup] = []
+
+    def add_rare_group(self, title: str) -> argparse._ArgumentGroup:
+        """A group of options that few need: `--help-all` shows it, `--help` does not."""
+        if not self._rare:
+            self.add_argument(
+                "--help-all", action=_HelpAll, nargs=0, help="show the options that few need, too, and exit"
+            )
+        self._rare.append(self.add_argument_group(title))
+        return self._rare[-1]
+
+    def format_help(self) -> str:
+        """What `--help` shows."""
+        everything = self._action_groups
+        self._action_groups = [group for group in everything if group not in self._rare]
+        try:
+            return super().format_help()
+        finally:
+            self._action_groups = everything
+
+    def format_help_all(self) -> str:
+        """What `--help-all` shows."""
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and one line on stderr."""
         complain(f"{message} (see: {self.prog} --help)")
         self.exit(2)
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help of all options."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, Parser)
+        print(parser.format_help_all(), end="")
+        parser.exit()
 
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"

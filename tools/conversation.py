@@ -73,6 +73,18 @@ class Conversation:
             return np.concatenate([self._tokens, self._engine.tokenizer.encode(text, bos=False)])
         return self._engine.tokenizer.encode(text)
 
+    def beginning(self, prompt: NDArray[np.int32]) -> NDArray[np.int32]:
+        """What other prompts begin with, too: all of a text; of a chat, what stands before its last message.
+
+        Args:
+            prompt: as `ask` returned it.
+        """
+        if not self.chat:
+            return prompt
+        other = self._engine.encode_chat([*self._messages[:-1], {"role": "user", "content": "?"}])
+        shorter = min(len(prompt), len(other))
+        return prompt[: int((prompt[:shorter] == other[:shorter]).cumprod().sum())]
+
     def keep(self, prompt: NDArray[np.int32], answer: Sequence[int], text: str) -> None:
         """Save the conversation, if it has a file.
 

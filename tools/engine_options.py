@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING
 
 from npu.sizes import format_size
 
-from .inputs import read_text
+from .command import Parser
 from .units import parse_size
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from npu.engine import Engine
-    from npu.sampler import SamplingParams
-    from npu.structured import Structure
+    from npu.loading import LoadOptions
 
 __all__ = [
     "add_engine_options",
     "add_model_option",
-    "add_sampling_options",
     "add_threads_option",
     "model_path",
     "open_engine",
     "require_model",
-    "sampling",
 ]
 
 MOST_THREADS = 4
@@ -48,8 +47,12 @@ def add_model_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--model", help=argparse.SUPPRESS)
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL and how to run it."""
+def add_engine_options(parser: Parser) -> argparse._ArgumentGroup:
+    """Add MODEL and how to run it.
+
+    Returns:
+        The group of the usual options, for those of one subcommand; what few need is in a rare group.
+    """
     group = parser.add_argument_group("how it runs")
     add_model_option(group)
     group.add_argument(
@@ -60,6 +63,19 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="auto, or cpu, emulated, simulator, rknnlite, rknnrt",
     )
     group.add_argument("--graphs", metavar="DIR", help="from rockpage export attention, for a board's NPU")
+    group.add_argument(
+        "--pool", type=parse_size, metavar="SIZE", help="memory for KV (default: 192MiB, or less if short)"
+    )
+    add_threads_option(group)
+    group.add_argument(
+        "--context", type=int, metavar="TOKENS", help="of a sequence, at most (default: the model's limit)"
+    )
+    _add_rare_options(parser.add_rare_group("how it runs, in detail"))
+    return group
+
+
+def _add_rare_options(group: argparse._ArgumentGroup) -> None:
+    """What a board's owner, or whoever measures, sets."""
     group.add_argument("--dense", metavar="DIR", help="from rockpage export dense, for a board's NPU")
     group.add_argument(
         "--placement",
@@ -89,13 +105,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="int8 is fast, fp32 exact (default: %(default)s)",
     )
     group.add_argument(
-        "--pool", type=parse_size, metavar="SIZE", help="memory for KV (default: 192MiB, or less if short)"
-    )
-    add_threads_option(group)
-    group.add_argument(
-        "--context", type=int, metavar="TOKENS", help="of a sequence, at most (default: the model's limit)"
-    )
-    group.add_argument(
         "--prefill-chunk",
         type=int,
         default=64,
@@ -114,39 +123,6 @@ def add_threads_option(parser: argparse._ActionsContainer) -> None:
         metavar="N",
         help=f"default: the cores there are, {MOST_THREADS} at most; here %(default)s",
     )
-
-
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add how tokens are chosen and when an answer ends."""
-    group = parser.add_argument_group("the answer")
-    numbers: tuple[tuple[str, type, float, str, str], ...] = (
-        ("--max-tokens", int, 256, "N", "end it after N tokens"),
-        ("--temperature", float, 0.0, "T", "0: the likeliest token; more: freer"),
-        ("--top-k", int, 0, "K", "choose among the K likeliest; 0: all"),
-        ("--top-p", float, 1.0, "P", "among the likeliest that reach P"),
-        ("--min-p", float, 0.0, "P", "among those P times the likeliest"),
-        ("--typical-p", float, 1.0, "P", "among the least surprising, P of all"),
-        ("--repetition-penalty", float, 1.0, "R", "above 1: avoid what was there before"),
-        ("--frequency-penalty", float, 0.0, "R", "avoid tokens by how often, -2 to 2"),
-        ("--presence-penalty", float, 0.0, "R", "avoid tokens that occurred, -2 to 2"),
-    )
-    for name, kind, default, metavar, text in numbers:
-        group.add_argument(name, type=kind, default=default, metavar=metavar, help=f"{text} (default: %(default)g)")
-    group.add_argument(
-        "--logit-bias",
-        type=_parse_bias,
-        action="append",
-        default=[],
-        metavar="ID=VALUE",
-        help="add -100 to 100 to a token's logit; may be repeated",
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="of the random choices (default: a fresh one)")
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end it before TEXT; may be repeated"
-    )
-    group.add_argument("--ignore-eos", action="store_true", help="go on behind a token that ends answers")
-    group.add_argument("--json-schema", metavar="FILE", help="only JSON that this schema accepts; - is stdin")
-    group.add_argument("--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and N runners-up")
 
 
 def default_threads() -> int:
@@ -192,10 +168,14 @@ def require_model(args: argparse.Namespace, text_option: str) -> None:
         ) from error
 
 
-def open_engine(args: argparse.Namespace) -> Engine:
+def open_engine(args: argparse.Namespace, **more: Unpack[LoadOptions]) -> Engine:
     """Load the model and take the pool as the arguments say; the caller closes it.
 
     A pool that is smaller than usual for want of memory is explained on stderr.
+
+    Args:
+        args: what `add_engine_options` had parsed.
+        more: what the subcommand's own options say.
 
     Raises:
         RockpageError: see `npu.engine.Engine.load`.
@@ -206,71 +186,23 @@ def open_engine(args: argparse.Namespace) -> Engine:
     with held_signals():  # C code that is being initialised takes no exception from a signal's handler
         from npu.engine import Engine
 
-    engine = Engine.load(
-        model_path(args),
-        runtime=args.runtime,
-        rounding=args.emulate_rounding,
-        graphs=args.graphs,
-        dense=args.dense,
-        placement=args.placement,
-        resident_bytes=args.resident,
-        activations=args.activations,
-        pool_bytes=args.pool,
-        threads=args.threads,
-        context_length=args.context,
-        prefill_chunk=args.prefill_chunk,
-        step_seconds=None if args.step_ms is None else args.step_ms / 1000,
-    )
+    options: LoadOptions = {
+        "runtime": args.runtime,
+        "rounding": args.emulate_rounding,
+        "graphs": args.graphs,
+        "dense": args.dense,
+        "placement": args.placement,
+        "resident_bytes": args.resident,
+        "activations": args.activations,
+        "pool_bytes": args.pool,
+        "threads": args.threads,
+        "context_length": args.context,
+        "prefill_chunk": args.prefill_chunk,
+        "step_seconds": None if args.step_ms is None else args.step_ms / 1000,
+    }
+    options.update(more)
+    engine = Engine.load(model_path(args), **options)
     choice = engine.pool_choice
     if choice is not None and choice.reduced and sys.stderr is not None:
         sys.stderr.write(f"rockpage: a pool of {format_size(choice.nbytes)}, {choice.reason}\n")
     return engine
-
-
-def sampling(args: argparse.Namespace) -> SamplingParams:
-    """What `add_sampling_options` asked for.
-
-    Raises:
-        UsageError: a value is out of range, the schema cannot be read, or nobody would see the log-probabilities.
-    """
-    from hostcache.errors import UsageError
-    from npu.sampler import SamplingParams
-
-    if args.logprobs is not None and not args.json:
-        raise UsageError("--logprobs needs --json: a streamed text has no room for numbers", logprobs=args.logprobs)
-    return SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        typical_p=args.typical_p,
-        repetition_penalty=args.repetition_penalty,
-        frequency_penalty=args.frequency_penalty,
-        presence_penalty=args.presence_penalty,
-        logit_bias=dict(args.logit_bias),
-        structure=_structure(args.json_schema),
-        logprobs=args.logprobs,
-        seed=args.seed,
-        max_tokens=args.max_tokens,
-        stop=tuple(args.stop),
-        ignore_eos=args.ignore_eos,
-    )
-
-
-def _structure(schema_file: str | None) -> Structure | None:
-    if schema_file is None:
-        return None
-    from npu.structured import Structure
-
-    return Structure.json_schema(read_text(None, schema_file))
-
-
-def _parse_bias(text: str) -> tuple[int, float]:
-    """A token id and what is added to its logit."""
-    token, separator, amount = text.partition("=")
-    try:
-        if separator:
-            return int(token), float(amount)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not a token id and a number: write ID=VALUE, such as 198=-100")

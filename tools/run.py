@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+import tempfile
+from typing import TYPE_CHECKING, Any
 
+from .answers import Answer, answer, require_choice, search
 from .command import Subparsers, add_command
 from .conversation import Conversation
-from .engine_options import add_engine_options, add_sampling_options, open_engine, require_model, sampling
+from .engine_options import add_engine_options, open_engine, require_model
 from .inputs import read_text
+from .sampling_options import add_sampling_options, sampling
+from .units import parse_size
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from hostcache.request import FinishReason
-    from npu.engine import Engine
+    from npu.loading import LoadOptions
     from npu.logprobs import TokenLogprobs
     from npu.sampling_params import SamplingParams
-    from npu.stream import RequestOutput
     from npu.tokenizer import Tokenizer
 
 __all__ = ["add_parser", "run"]
@@ -47,106 +45,123 @@ def add_parser(subparsers: Subparsers) -> None:
     group.add_argument("--system", metavar="TEXT", help="what to tell the model first; implies --chat")
     group.add_argument("--session", metavar="FILE", help="go on from FILE if it is there, and save to it")
     group.add_argument("--explain-placement", action="store_true", help="say at the end where attention ran, and why")
-    add_engine_options(parser)
-    add_sampling_options(parser)
+    engine = add_engine_options(parser)
+    engine.add_argument("--swap", type=parse_size, default=0, metavar="SIZE", help="for KV of answers that give way")
+    engine.add_argument("--keep-prefixes", metavar="DIR", help="keep prompts' KV in DIR, and find it there again")
+    engine.add_argument(
+        "--speculate", type=int, default=0, metavar="N", help="guess N tokens from what was said before"
+    )
+    answers = add_sampling_options(parser)
+    answers.add_argument("--answers", type=int, default=1, metavar="N", help="draw N answers, with seeds that follow")
+    answers.add_argument("--beams", type=int, metavar="N", help="search N wide for the likeliest answer")
 
 
 def run(args: argparse.Namespace) -> int:
     """Stream the answer to stdout, or print one JSON object at the end.
 
     Raises:
-        RockpageError: the prompt, the session, an option or the model cannot be used.
+        RockpageError: the prompt, the session, the folder, an option or the model cannot be used.
         OSError: the answer cannot be written.
     """
-    from hostcache.errors import UsageError
     from npu.explain import explain_placement
 
     params = sampling(args)
+    require_choice(args.answers, args.beams, params)
+    _require_keepable(args)
     require_model(args, "--prompt")
-    text = read_text(args.prompt, args.prompt_file)
-    if not text:
-        raise UsageError("the prompt is empty: give --prompt, --prompt-file, or text on stdin")
+    text = _prompt_text(args)
     chat = args.chat or args.system is not None
-    with open_engine(args) as engine:
+    options: LoadOptions = {
+        "swap_bytes": args.swap,
+        "prefix_folder": args.keep_prefixes,
+        "speculate": args.speculate,
+    }
+    with open_engine(args, **options) as engine:
         conversation = Conversation(engine, args.session, chat=chat, system=args.system)
         prompt = conversation.ask(text)
-        answer = _answer(engine, prompt, params, show=None if args.json else sys.stdout)
-        conversation.keep(prompt, answer.tokens, answer.text)
+        if args.beams is None:
+            show = None if args.json else sys.stdout
+            answered = answer(engine, prompt, params, count=args.answers, show=show)
+        else:
+            answered = search(engine, prompt, args.beams, args.max_tokens)
+        best = answered.answers[0]
+        conversation.keep(prompt, best.tokens, best.text)
+        if args.keep_prefixes is not None:
+            engine.sessions.keep(conversation.beginning(prompt))
         remarks = explain_placement(engine.runtime) if args.explain_placement else []
-        ended_at_once = len(answer.tokens) == 1 and answer.tokens[0] in engine.tokenizer.eos_ids
+        ended_at_once = len(best.tokens) == 1 and best.tokens[0] in engine.tokenizer.eos_ids
         if ended_at_once and not (conversation.chat or args.json):
             remarks.insert(0, "the model ended the text at once; --chat puts it as a question")
     if not args.json:
-        sys.stdout.write("\n")
+        sys.stdout.write("\n" if args.beams is None else f"{best.text}\n")
         sys.stdout.flush()  # in front of what follows, if both go to one place
     if remarks and sys.stderr is not None:
         sys.stderr.write("\n".join(remarks) + "\n")
     if args.json:
+        answers = [_described_answer(one, engine.tokenizer, params) for one in answered.answers]
+        several = args.answers > 1 or args.beams is not None
         described = {
-            "text": answer.text,
-            "ids": answer.tokens,
-            "finish_reason": answer.finish_reason.value,
+            **({"answers": answers} if several else answers[0]),
             "prompt_tokens": len(prompt),
             "session_tokens": conversation.known,
-            "output_tokens": len(answer.tokens),
-            "ttft_s": answer.ttft_seconds,
-            "tokens_per_s": answer.tokens_per_second,
+            "cached_tokens": answered.cached_tokens,
+            "output_tokens": answered.output_tokens,
+            "ttft_s": answered.ttft_seconds,
+            "tokens_per_s": answered.tokens_per_second,
         }
-        if params.logprobs is not None:
-            described["logprobs"] = [_described(entry, engine.tokenizer) for entry in answer.logprobs]
+        if args.speculate:
+            stats = engine.scheduler.stats
+            described |= {"guessed_tokens": stats.drafted_tokens, "accepted_tokens": stats.accepted_tokens}
         print(json.dumps(described))
     return 0
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What came of a prompt, and how fast."""
-
-    text: str
-    tokens: list[int]
-    logprobs: list[TokenLogprobs]
-    finish_reason: FinishReason
-    ttft_seconds: float
-    decoding_seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Behind the first token; 0 if there was no other."""
-        return (len(self.tokens) - 1) / self.decoding_seconds if self.decoding_seconds > 0 else 0.0
-
-
-def _answer(engine: Engine, prompt: NDArray[np.int32], params: SamplingParams, show: TextIO | None) -> _Answer:
-    """Run one request to its end, with its text on `show` as it comes.
+def _require_keepable(args: argparse.Namespace) -> None:
+    """Refuse, before a model is loaded, what could not be kept at the end.
 
     Raises:
-        RockpageError: it was refused, or failed.
-        OSError: `show` cannot be written.
+        UsageError: several answers for one session, or a folder in which nothing can be made.
     """
-    times = [time.perf_counter()]
-    outputs: list[RequestOutput] = []
-    reason = None
-    request = engine.add_request(prompt, params)
+    from hostcache.errors import UsageError
+
+    if args.session is not None and (args.answers > 1 or args.beams is not None):
+        raise UsageError("a session goes on from one answer: leave out --answers and --beams, or --session")
+    if args.keep_prefixes is None:
+        return
     try:
-        while reason is None:
-            for output in engine.step():
-                if output.error is not None:
-                    raise output.error
-                times.append(time.perf_counter())
-                outputs.append(output)
-                reason = output.finish_reason
-                if show is not None:
-                    show.write(output.text)
-                    show.flush()
-    finally:
-        engine.abort(request)
-    return _Answer(
-        "".join(output.text for output in outputs),
-        [token for output in outputs for token in output.token_ids],
-        [entry for output in outputs for entry in output.logprobs],
-        reason,
-        ttft_seconds=times[1] - times[0],
-        decoding_seconds=times[-1] - times[1],
-    )
+        os.makedirs(args.keep_prefixes, mode=0o700, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.keep_prefixes).close()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise UsageError(
+            f"prefixes cannot be kept in {args.keep_prefixes}: {getattr(error, 'strerror', None) or error}; "
+            "name a folder of your own",
+            folder=args.keep_prefixes,
+        ) from error
+
+
+def _prompt_text(args: argparse.Namespace) -> str:
+    """What is asked.
+
+    Raises:
+        UsageError: nothing.
+    """
+    from hostcache.errors import UsageError
+
+    text = read_text(args.prompt, args.prompt_file)
+    if not text:
+        raise UsageError("the prompt is empty: give --prompt, --prompt-file, or text on stdin")
+    return text
+
+
+def _described_answer(one: Answer, tokenizer: Tokenizer, params: SamplingParams) -> dict[str, Any]:
+    """An answer for JSON."""
+    assert one.finish_reason is not None
+    described: dict[str, Any] = {"text": one.text, "ids": one.tokens, "finish_reason": one.finish_reason.value}
+    if params.logprobs is not None:
+        described["logprobs"] = [_described(entry, tokenizer) for entry in one.logprobs]
+    if one.logprob is not None:
+        described["logprob"] = one.logprob
+    return described
 
 
 def _described(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -159,7 +159,7 @@ SESSIONS = [
     *group(
         "npu/sessions.py",
         "npu/test_sessions.py",
-        ("what was pinned is not kept on disk", "            self._store.save(namespace, tokens[:pinned])\n", "            pass\n"),
+        ("what was pinned is not kept on disk", "        self.keep(namespace, tokens[:pinned])\n", ""),
         ("what is on disk is not looked at", "            self._store.restore(namespace, tokens)\n", "            pass\n"),
         ("a loaded session stays out of the pool", "restored = restore_prefix(reader, self._cache, self._prefix, namespace)", "restored = 0"),
         ("a session is saved for everybody", "self._kept.save(Path(path), self._engine.namespace(salt, prompt_version)", "self._kept.save(Path(path), self._engine.namespace('', prompt_version)"),
@@ -183,6 +183,54 @@ SESSIONS = [
         ("a second system message is ignored", "            if system is not None:\n                raise", "            if False:\n                raise"),
         ("a missing folder shows when the answer is there", "if self._path is not None and not self._path.parent.is_dir():", "if False:"),
         ("anybody's note is a chat", 'all(message.keys() == {"role", "content"} for message in messages)', "True"),
+    ),
+]
+
+COMMAND = [
+    *group(
+        "tools/answers.py",
+        "tools/test_run_answers.py",
+        ("all answers have one seed", "engine.add_branches(prompt, count, params, **options)", "tuple(engine.add_request(prompt, params, **options) for _ in range(count))"),
+        ("answers are drawn where none is random", "if count > 1 and params.temperature == 0:", "if False:"),
+        ("what a search does not heed is taken", "if getattr(params, name) != getattr(usual, name):", "if False:"),
+        ("a search asks for more than the context leaves", "max_tokens=min(max_tokens, room)", "max_tokens=max_tokens"),
+        ("an answer's beginning is shown again", "            self._shown = len(one.text)\n", ""),
+        ("answers are shown when all are there", "if one.finish_reason is None or", "if any(a.finish_reason is None for a in self._answers) or"),
+    ),
+    *group(
+        "tools/run.py",
+        "tools/test_run_answers.py",
+        ("guesses are not asked for", '"speculate": args.speculate,', '"speculate": 0,'),
+        ("a session goes on from one of several answers", "if args.session is not None and (", "if False and ("),
+        ("nothing is swapped", '"swap_bytes": args.swap,', '"swap_bytes": 0,'),
+    ),
+    *group(
+        "tools/run.py",
+        "tools/test_run_prefixes.py",
+        ("a prompt is not kept", "            engine.sessions.keep(conversation.beginning(prompt))\n", "            pass\n"),
+        ("a folder that takes no file is found out at the end", "        tempfile.TemporaryFile(dir=args.keep_prefixes).close()\n", ""),
+    ),
+    *group(
+        "tools/conversation.py",
+        "tools/test_run_prefixes.py",
+        ("each question is kept", "        if not self.chat:\n            return prompt\n        other", "        if True:\n            return prompt\n        other"),
+    ),
+    *group(
+        "tools/command.py",
+        "tools/test_help.py",
+        ("rare options fill the help", "if group not in self._rare]", "]"),
+        ("rare options are nowhere shown", "        return super().format_help()\n\n    def error", "        return self.format_help()\n\n    def error"),
+    ),
+    *group(
+        "hostcache/prefix_store.py",
+        "hostcache/test_prefix_store.py",
+        ("what is kept is written again", "if path in self._stored and path.exists():", "if False:"),
+        ("a file that somebody removed is kept", "if path in self._stored and path.exists():", "if path in self._stored:"),
+    ),
+    *group(
+        "npu/sessions.py",
+        "npu/test_sessions.py",
+        ("a prompt is kept for everybody", "return self._kept.keep(self._engine.namespace(salt, prompt_version), ids)", "return self._kept.keep(self._engine.namespace(), ids)"),
     ),
 ]
 
@@ -210,4 +258,4 @@ RESTARTS = [
     ),
 ]
 
-STATE_FAULTS = [*SWAP, *PINS, *FILES, *SESSIONS, *RESTARTS]
+STATE_FAULTS = [*SWAP, *PINS, *FILES, *SESSIONS, *COMMAND, *RESTARTS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
+import re
 import shlex
 from types import SimpleNamespace
 
@@ -65,6 +66,29 @@ def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         else:
             actions.append(action)
     return actions
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "score"])
+def test_what_few_need_is_shown_when_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """`--help-all` has every option that there is."""
+    shown = options_in(help_of(capsys, monkeypatch, command))
+    outcome = run_here(capsys, command, "--help-all")
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) < 80
+    parsers = argparse.ArgumentParser().add_subparsers(parser_class=Parser)
+    COMMANDS[NAMES.index(command)].add_parser(parsers)
+    everything = {action.option_strings[-1] for action in parsers.choices[command]._actions if action.option_strings}
+    assert options_in(lines) == everything - {"--model"}  # MODEL's other name
+    assert {"--help-all", "--pool", "--runtime"} <= shown
+    assert {"--prefill-chunk", "--activations"} <= everything - shown
+
+
+def options_in(lines: list[str]) -> set[str]:
+    """Those that have a line of their own."""
+    return {word for line in lines if line.startswith("  -") for word in re.findall(r"--[\w-]+", line.split("  ")[1])}
 
 
 @pytest.mark.parametrize("module", COMMANDS, ids=NAMES)
