@@ -15,9 +15,9 @@ SCHEDULER_FAULTS = [
     *group(
         "hostcache/step.py",
         "hostcache/test_scheduler.py",
-        ("a sequence does not see its own rows", "[chunk.start + chunk.count for chunk in chunks]", "[chunk.start for chunk in chunks]"),
+        ("a sequence does not see its own rows", "[c.start + c.count - c.request.table.gap.tokens for c in chunks]", "[c.start - c.request.table.gap.tokens for c in chunks]"),
         ("the token before the last is sampled", "range(q - 1 - c.drafted, q)", "range(q - 2 - c.drafted, q - 1)"),
-        ("positions count from 1", "np.arange(start, start + count)", "np.arange(start + 1, start + count + 1)"),
+        ("positions count from 1", "np.arange(start - turned, start - turned + count)", "np.arange(start + 1 - turned, start + 1 - turned + count)"),
         ("a prompt samples from a decoding sequence's row", "count + logit_rows", "logit_rows"),
     ),
     *group(
@@ -41,7 +41,7 @@ SCHEDULER_FAULTS = [
     *group(
         "hostcache/lifecycle.py",
         STEP_TESTS,
-        ("a block is published before it is full", "range(request.published, request.computed // size)", "range(request.published, -(-request.computed // size))"),
+        ("a block is published before it is full", "min(request.computed, request.shareable) // size)", "-(-min(request.computed, request.shareable) // size))"),
         ("an abort frees what the step in flight writes", "        if not request.in_flight:\n", "        if True:\n"),
         ("a token comes though its request was ended meanwhile", "            if request.doomed is not None:  # ended while its step was computed\n                continue\n", ""),
         ("a decoding request gets a token though it was ended meanwhile", "                request.length -= 1\n", "                pass\n"),
@@ -63,14 +63,14 @@ SCHEDULER_FAULTS = [
     *group(
         "hostcache/lifecycle.py",
         RULE_TESTS,
-        ("a fork of one that came back publishes behind the wrong block", "            if request.published < index:", "            if False:"),
+        ("a fork of one that came back publishes behind the wrong block", "            if request.published < index or request.layout is not None:", "            if request.layout is not None:"),
     ),
     *group(
         "hostcache/running_set.py",
         STEP_TESTS,
-        ("prompts are promised nothing", "0 if decodes else held.blocks_needed(request.length - held.length)", "0"),
-        ("a prompt is promised twice what the step in flight computes", "held.blocks_needed(request.length - held.length)", "held.blocks_needed(request.remaining)"),
-        ("one that must not be preempted is promised its prompt only", "held.blocks_needed(request.most_computed - held.length)", "held.blocks_needed(request.length - held.length)"),
+        ("prompts are promised nothing", "0 if decodes else _still_needed(request, request.length)", "0"),
+        ("a prompt is promised twice what the step in flight computes", "table.blocks_needed(tokens - table.length)", "table.blocks_needed(tokens - request.computed)"),
+        ("one that must not be preempted is promised its prompt only", "_still_needed(request, request.most_computed)", "_still_needed(request, request.length)"),
         ("a promise outlives its request", "        self._promise(request, 0)\n        request.table.release()", "        request.table.release()"),
         ("a fork does not hold its node", "        self._prefix.hold_node(parent.node)\n", ""),
         ("an ended request holds on to its node", "            self._prefix.release_node(request.node)\n", ""),
@@ -96,7 +96,7 @@ SCHEDULER_FAULTS = [
     *group(
         "hostcache/admission.py",
         RULE_TESTS,
-        ("one that must not be preempted is admitted with room for its prompt only", "        if self._running.has_guarantee(request):\n", "        if False:\n"),
+        ("one that must not be preempted is admitted with room for its prompt only", "guaranteed = self._running.has_guarantee(request)", "guaranteed = False"),
         ("swapped blocks are taken behind other blocks than they were behind", "        if len(hit.blocks) != swapped.first:  # see `_examine`\n", "        if False:\n"),
         ("lost bytes are taken for found ones", "            self._pool.release_all(fresh)\n            return False\n", "            pass\n"),
         ("blocks that lost bytes were to fill are lost, too", "            self._pool.release_all(fresh)\n", ""),
@@ -128,14 +128,14 @@ SCHEDULER_FAULTS = [
         "hostcache/step_filler.py",
         STEP_TESTS,
         ("guesses take what was promised to prompts", "if self._running.promised + request.table.blocks_needed", "if request.table.blocks_needed"),
-        ("guesses leave no room for the token behind them", "request.limit - request.length - 1)", "request.limit - request.length)"),
+        ("guesses leave no room for the token behind them", "min(request.limit - 1, request.next_turn) - request.length", "min(request.limit, request.next_turn) - request.length"),
         ("a prompt is computed to its end before it is branched", "max(1, request.remaining - 1) if request.branches else request.remaining", "request.remaining"),
         ("the last one that cannot grow waits for ever", "        else:\n            self._fail(request)\n", ""),
     ),
     *group(
         "hostcache/step_filler.py",
         RULE_TESTS,
-        ("one in front takes what was promised to another", "theirs = running.guaranteed - (", "theirs = 0 * ("),
+        ("one in front takes what was promised to another", "return blocks + self._running.guaranteed - own -", "return blocks -"),
         ("a higher priority waits for a place", "            self._make_way(now)\n", "            pass\n"),
         ("one that does not fit is passed without end", "                    for passed in blocked:\n                        passed.skips += 1\n", ""),
         ("nobody passes one that does not fit", "request.skips >= self._config.max_skips for request in blocked", "True for request in blocked"),
@@ -179,7 +179,7 @@ SCHEDULER_FAULTS = [
     *group(
         "hostcache/step_budget.py",
         "hostcache/test_scheduler_drafts.py",
-        ("guesses go beyond the time of a step", "self._cost.rows_within(self._seconds, start) if self._cost.known else 0))", "most))"),
+        ("guesses go beyond the time of a step", "self._cost.rows_within(left, start) if self._cost.known else 0))", "most))"),
         ("guesses go beyond the rows of a step", "most = max(0, min(self._rows, wanted))", "most = max(0, wanted)"),
     ),
     *group(
@@ -188,9 +188,9 @@ SCHEDULER_FAULTS = [
         ("a prompt gets nothing when time is short", "max(within, TILE_ROWS if self._first else 0)", "within"),
         ("each prompt gets a tile whatever it costs", "TILE_ROWS if self._first else 0", "TILE_ROWS"),
         ("rows that fill no tile are given out", "            within -= within % TILE_ROWS", "            within -= 0"),
-        ("what a prompt gets is not taken off the time", "            self._seconds -= self._cost.chunk_seconds(start, count)\n", "            pass\n"),
-        ("those that decode cost nothing", "config.step_seconds * HEADROOM - cost.seconds(decodes, attended)", "config.step_seconds * HEADROOM"),
-        ("the budget binds where nobody decodes", "if config.step_seconds is not None and decodes:", "if config.step_seconds is not None:"),
+        ("what a prompt gets is not taken off the time", "            self._spent += self._cost.chunk_seconds(start, count)\n", "            pass\n"),
+        ("those that decode cost nothing", "self._step_seconds * HEADROOM - self._cost.seconds(self._decodes, self._attended)", "self._step_seconds * HEADROOM"),
+        ("the budget binds where nobody decodes", "config.step_seconds if decodes else None", "config.step_seconds"),
     ),
     *group(
         "hostcache/dedup.py",
@@ -208,7 +208,7 @@ SCHEDULER_FAULTS = [
         "hostcache/intake.py",
         RULE_TESTS,
         ("the queue has no end", "        if waiting >= most:\n", "        if False:\n"),
-        ("a fork has all the time there is", "            deadline=parent.deadline,\n", ""),
+        ("a fork has all the time there is", "fork.priority, fork.deadline = parent.priority, parent.deadline", "fork.priority = parent.priority"),
     ),
     *group(
         "hostcache/scheduler.py",
