@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import UsageError
@@ -94,9 +95,27 @@ class PressureWatch:
         scarcest = min(budgets, key=lambda budget: budget.available)
         return PressureReading(scarcest.available, scarcest.owner, " and ".join(stalls))
 
-    def wait(self, seconds: float) -> None:
-        """Sleep until something speaks, at most so long."""
-        self._pending |= dict(self._poll.poll(seconds * 1000))  # a trigger speaks once: it must not be lost
+    def wait(self, seconds: float, readable: Sequence[int] = ()) -> bool:
+        """Sleep until something speaks, at most so long.
+
+        Args:
+            seconds: 0 or more.
+            readable: descriptors of others', which end the sleep, too, when they can be read.
+
+        Returns:
+            Whether one of `readable` ended it.
+        """
+        try:
+            for descriptor in readable:
+                self._poll.register(descriptor, select.POLLIN)
+            said = dict(self._poll.poll(seconds * 1000))
+        finally:
+            for descriptor in readable:
+                with contextlib.suppress(KeyError):  # one that is none was not registered
+                    self._poll.unregister(descriptor)
+        others = [said.pop(descriptor) for descriptor in set(readable) if descriptor in said]
+        self._pending |= said  # a trigger speaks once: it must not be lost
+        return bool(others)
 
     def close(self) -> None:
         """Listen no longer. Safe to call twice."""

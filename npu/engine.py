@@ -18,7 +18,7 @@ from .beam import BeamAnswer, BeamParams, BeamSearch
 from .chat import encode_chat, turn_ends
 from .interrupts import held_signals
 from .loading import EngineParts, LoadOptions, load_parts
-from .memory_pressure import respond_to_pressure
+from .memory_pressure import Readable, respond_to_pressure, wait_for
 from .model_runner import ModelRunner
 from .queue_options import QueueOptions
 from .sampler import SamplingParams
@@ -51,8 +51,7 @@ class Engine:
         prefix: the prefix cache over it.
         runtime: attention over that pool.
         pool_choice: why the pool is as large as it is; None: whoever built the parts knows.
-        pressure: what is done when memory is short; None: nothing. Every step tends it; whoever computes none for long
-            may call its `tend` between steps.
+        pressure: what is done when memory is short; None: nothing. Every step tends it, and so do `wait` and `tend`.
 
     Raises:
         UsageError: the folder for pinned prefixes cannot be used.
@@ -225,6 +224,42 @@ class Engine:
     def idle(self) -> bool:
         """Whether there is nothing to compute and nothing to hand out."""
         return self.scheduler.idle and not self._outbox
+
+    @held_signals()
+    def tend(self) -> None:
+        """Respond to memory pressure while no step is taken; for a timer, four times a second. `wait` does it, too.
+
+        Raises:
+            UsageError: the engine is closed, or a step is under way.
+        """
+        with self._guard.step():
+            if self.pressure is not None:
+                self.pressure.tend()
+
+    def wait(self, seconds: float, *readable: int | Readable) -> bool:
+        """Sleep while the engine is idle, and give memory back meanwhile if others need it.
+
+        This is how a service waits for requests, in place of `time.sleep` or `select.select`.
+
+        Args:
+            seconds: how long, at most. If the engine is not idle, it does not sleep.
+            readable: sockets, pipes or descriptors; what comes by one of them ends the sleep.
+
+        Returns:
+            Whether one of them can be read.
+
+        Raises:
+            UsageError: `seconds` is negative, the engine is closed, or a step is under way.
+
+        Example:
+            >>> import os
+            >>> from npu.engine import Engine
+            >>> ours, theirs = os.pipe()
+            >>> with Engine.load("model.gguf", pool_bytes=64 << 20) as engine:
+            ...     engine.wait(0.01, ours), os.write(theirs, b"a request"), engine.wait(60, ours)
+            (False, 9, True)
+        """
+        return wait_for(readable, seconds, self.pressure, tend=self.tend, idle=lambda: self.idle)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step.

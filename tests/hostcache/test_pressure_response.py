@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import select
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -42,8 +45,9 @@ class Machine:
         assert self.balloon is not None
         return PressureReading(max(0, self.free + self.balloon.given_bytes), stalled=self.stalled)
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float, readable: Sequence[int] = ()) -> bool:
         self.waited.append(seconds)
+        return bool(select.select(readable, [], [], min(seconds, 0.002))[0])
 
     def close(self) -> None:
         pass

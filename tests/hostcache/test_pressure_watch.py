@@ -31,6 +31,8 @@ class FakePoll:
         self.registered: dict[int, int] = {}
 
     def register(self, descriptor: int, events: int) -> None:
+        if not isinstance(descriptor, int):
+            raise TypeError(descriptor)
         self.registered[descriptor] = events
 
     def unregister(self, descriptor: int) -> None:
@@ -45,7 +47,7 @@ class FakePoll:
 @pytest.fixture
 def spoken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     FakePoll.spoken = {}
-    fake = SimpleNamespace(poll=FakePoll, POLLPRI=select.POLLPRI, POLLERR=select.POLLERR)
+    fake = SimpleNamespace(poll=FakePoll, POLLIN=select.POLLIN, POLLPRI=select.POLLPRI, POLLERR=select.POLLERR)
     monkeypatch.setattr("hostcache.pressure_watch.select", fake)
     return FakePoll.spoken
 
@@ -120,6 +122,27 @@ def test_what_was_said_during_a_wait_is_not_lost(watch: PressureWatch, service: 
     assert reading is not None
     assert reading.stalled == "tasks of cgroup /service waited for memory"
     assert watch.read(100.2) is None
+
+
+def test_a_wait_ends_when_others_can_be_read(watch: PressureWatch, service: Path, spoken: dict[str, int]) -> None:
+    """What a stall says meanwhile is kept for the next look, and nobody listens to the others any longer."""
+    watch.read(100.0)
+    ours, theirs = os.pipe()
+    pipe = os.readlink(f"/proc/self/fd/{ours}")
+    assert not watch.wait(0.05, [ours])
+    spoken[pipe] = select.POLLIN
+    spoken[str(service / "memory.pressure")] = select.POLLPRI
+    assert watch.wait(0.05, [ours])
+    del spoken[str(service / "memory.pressure")]
+    reading = watch.read(100.1)
+    assert reading is not None
+    assert reading.stalled == "tasks of cgroup /service waited for memory"
+    assert watch.read(100.2) is None  # though the pipe can still be read
+    with pytest.raises(TypeError):
+        watch.wait(0.05, [ours, "none"])  # type: ignore[list-item]
+    assert not watch.wait(0.05)
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_stalls_of_the_machine_count_when_it_has_little_left(

@@ -66,7 +66,9 @@ LADDER = [
         ("a met limit is a death", 'row[0] in ("oom", "oom_kill")', 'row[0] in ("oom", "oom_kill", "max")'),
         ("a stall waits for the next look", "if not spoken and now < self._next_look:", "if now < self._next_look:"),
         ("descriptors are left open", "[self._events])):\n            os.close(descriptor)\n", "[self._events])):\n            pass\n"),
-        ("what is said during a wait is lost", "self._pending |= dict(", "dict("),
+        ("what is said during a wait is lost", "        self._pending |= said  #", "        #"),
+        ("a wait listens to others for ever", "                    self._poll.unregister(descriptor)\n", "                    pass\n"),
+        ("what others have to say is taken for a stall", "others = [said.pop(descriptor) for", "others = [said[descriptor] for"),
     ),
     *group(
         "hostcache/pressure_response.py",
@@ -87,6 +89,20 @@ LADDER = [
         "npu/test_memory_pressure.py",
         ("an engine does not look at memory", "            self._pressure.tend()\n", "            pass\n"),
         ("an engine whose steps do nothing is not told", "            self._pressure.after_schedule(plan.rows)\n", "            pass\n"),
+    ),
+    *group(
+        "npu/memory_pressure.py",
+        "npu/test_memory_pressure.py",
+        ("who waits does not look at memory", "        tend()\n", ""),
+        ("who waits sleeps though there is work", "if idle() else 0.0", "if True else 0.0"),
+        ("a wait of nobody knows how long begins", "if not seconds >= 0:", "if seconds < 0:"),
+        ("a wait ends with the first look", "        if not left:\n", "        if True:\n"),
+        ("who is not watched waits for nobody", "        poll.register(descriptor, select.POLLIN)\n", "        pass\n"),
+    ),
+    *group(
+        "npu/engine.py",
+        "npu/test_memory_pressure.py",
+        ("a timer tends nothing", "                self.pressure.tend()\n", "                pass\n"),
     ),
     *group(
         "npu/model_memory.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hostcache import FinishReason, PagedKVCache, PressureLadder, PressureLimits, PressureResponse, Scheduler
-from hostcache.errors import RequestFailed, RequestRefused
+from hostcache.errors import RequestFailed, RequestRefused, UsageError
 from hostcache.pressure_response import PressureStats
 from npu import memory_pressure
 from npu.engine import Engine
@@ -114,6 +115,47 @@ def test_a_request_that_is_left_without_memory_fails_and_the_engine_lives(engine
     while not engine.idle:
         reasons += [output.finish_reason for output in engine.step() if output.request_id == request]
     assert reasons[-1] is FinishReason.LENGTH
+
+
+def test_an_idle_engine_gives_memory_back_while_it_waits(engine: Engine, machine: Machine) -> None:
+    """Nobody steps: whoever waits for requests with `wait` need not think of memory."""
+    machine.free = 4 * BLOCK  # short: 8 are to stay, 16 are well
+    assert not engine.wait(0.01)
+    assert stats_of(engine).given_bytes >= 12 * BLOCK
+    machine.free = 100 * BLOCK
+    time.sleep(0.01)  # longer than all levels take
+    assert not engine.wait(0.01)
+    assert engine.cache.pool.withheld == 0
+    assert len("".join(engine.generate("in the rain", GREEDY))) > 0
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_wait_ends_with_what_can_be_read(model: Path, watched: bool) -> None:
+    ours, theirs = socket.socketpair()
+    load = partial(Engine.load, model, pool_bytes=BLOCKS * BLOCK, cache_dir=model.parent)
+    with load(watch_memory=watched) as engine, ours, theirs:
+        started = time.monotonic()
+        assert not engine.wait(0.3, ours)  # longer than one look
+        assert time.monotonic() - started >= 0.3
+        theirs.send(b"a request")
+        assert engine.wait(3600, ours)
+        assert engine.wait(3600, ours.fileno())
+        engine.add_request("in the rain", GREEDY)
+        assert engine.wait(3600, ours)
+        ours.recv(100)
+        assert not engine.wait(3600, ours)  # there is something to compute
+        with pytest.raises(UsageError, match="nobody can wait for -1 seconds"):
+            engine.wait(-1)
+        with pytest.raises(UsageError, match="nobody can wait for nan seconds"):
+            engine.wait(float("nan"))
+    with pytest.raises(UsageError, match="this engine is closed"):
+        engine.wait(0)
+
+
+def test_a_timer_may_tend(engine: Engine, machine: Machine) -> None:
+    machine.free = 4 * BLOCK
+    engine.tend()
+    assert stats_of(engine).given_bytes >= 12 * BLOCK
 
 
 def listening() -> int:
