@@ -99,20 +99,15 @@ class BlockPool:
         Raises:
             OutOfBlocks: fewer are available; nothing was taken.
         """
-        if count > self.available:
-            raise OutOfBlocks(
-                f"{count} blocks asked for, {self.available} available ({self.free} free, {self.cached} cached, "
-                f"{self.fenced} fenced, {self.used} used, {self.withheld} withheld of {self.total})",
-                asked=count,
-                available=self.available,
-                total=self.total,
-            )
-        while len(self._free) < count:
-            self._evict_one()
-        blocks = [heapq.heappop(self._free) for _ in range(count)]
-        for block in blocks:
-            self.refs[block] = 1
-            self.generation[block] += 1
+        if count > len(self._free):
+            self._make_room(count)
+        free, refs, generation = self._free, self.refs, self.generation
+        blocks = []
+        for _ in range(count):
+            block = heapq.heappop(free)
+            refs[block] = 1
+            generation[block] += 1
+            blocks.append(block)
         return blocks
 
     def acquire(self, block: int) -> None:
@@ -127,6 +122,19 @@ class BlockPool:
             self._cached.pop(block, None)
             self._fenced.discard(block)
         self.refs[block] += 1
+
+    def acquire_all(self, blocks: Iterable[int]) -> None:
+        """Add a reference to each of these, as `acquire` does.
+
+        Raises:
+            BlockStateError: one of them is free; those in front of it got theirs.
+        """
+        refs = self.refs
+        for block in blocks:
+            if held := refs[block]:
+                refs[block] = held + 1
+            else:
+                self.acquire(block)
 
     def release(self, block: int) -> None:
         """Drop a reference; the last one makes the block cached, fenced or free.
@@ -143,8 +151,12 @@ class BlockPool:
 
     def release_all(self, blocks: Sequence[int]) -> None:
         """Release a table's blocks, last first, so that the tail of a prefix is evicted before its head."""
+        refs = self.refs
         for block in reversed(blocks):
-            self.release(block)
+            if (held := refs[block]) > 1:
+                refs[block] = held - 1
+            else:
+                self.release(block)
 
     def keep(self, block: int) -> None:
         """The prefix cache now knows what this used block holds; it becomes immutable.
@@ -275,6 +287,19 @@ class BlockPool:
             self._cached[block] = None
         else:
             heapq.heappush(self._free, block)
+
+    def _make_room(self, count: int) -> None:
+        """Evict cached blocks until `count` are free."""
+        if count > self.available:
+            raise OutOfBlocks(
+                f"{count} blocks asked for, {self.available} available ({self.free} free, {self.cached} cached, "
+                f"{self.fenced} fenced, {self.used} used, {self.withheld} withheld of {self.total})",
+                asked=count,
+                available=self.available,
+                total=self.total,
+            )
+        while len(self._free) < count:
+            self._evict_one()
 
     def _evict_one(self) -> None:
         self._evict_for(next(iter(self._cached)))

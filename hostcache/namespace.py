@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 
 from .errors import UsageError
 
@@ -42,6 +43,10 @@ class Namespace:
 
     def key(self) -> bytes:
         """The fields, each typed by its name and prefixed with its length, so that no two namespaces collide."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> bytes:
         parts = []
         for name in ("numerics", "adapter", "salt", "prompt_version"):
             value = getattr(self, name).encode()

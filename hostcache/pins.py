@@ -99,6 +99,8 @@ class PrefixPins:
 
     def expire(self) -> int:
         """End the pins whose time is over; returns how many. O(1) while there is none."""
+        if not self._pins:
+            return 0
         now = self._clock()
         if now < self._next_end:
             return 0

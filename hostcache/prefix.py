@@ -12,7 +12,7 @@ from .blocks import BlockPool
 from .errors import BlockStateError, UsageError
 from .namespace import Namespace
 from .pins import PrefixPins
-from .prefix_node import TOKEN_BYTES, PrefixHit, PrefixNode, bytes_of, common_tokens, resident_below, walk
+from .prefix_node import TOKEN_BYTES, PrefixHit, PrefixNode, PrefixRun, bytes_of, common_tokens, resident_below, walk
 
 __all__ = ["Namespace", "PrefixCache", "PrefixHit", "PrefixNode"]
 
@@ -108,15 +108,13 @@ class PrefixCache:
         text = bytes_of(tokens)
         if not whole:
             text = text[:-TOKEN_BYTES]
-        node = self.root(namespace)
-        blocks: list[int] = []
-        for child in self._known(node, text):
-            self._pool.acquire(child.block)
-            blocks.append(child.block)
-            node = child
+        blocks, node = self._known(self.root(namespace), text)
+        self._pool.acquire_all(blocks)
+        node.holders += 1
+        if not node.resident_children:
+            return PrefixHit(blocks, node)
         offset = len(blocks) * self._key_bytes
         partial, matched = self._match_partial(node, text[offset : offset + self._key_bytes])
-        node.holders += 1
         if partial is None:
             return PrefixHit(blocks, node)
         self._pool.acquire(partial.block)
@@ -148,10 +146,12 @@ class PrefixCache:
             if is_tail and self._match_partial(node, text)[1] == len(tokens):
                 return node  # a longer sibling holds these tokens already
             child = siblings[self._wrap(text)] = self._new_node(node, text)
+            if not is_tail:
+                self._continue_run(node, child)
         if child.block < 0 and not self._pool.is_kept(block):
             self._pool.keep(block)
             self._by_block[block] = child
-            child.block = block
+            child.set_block(block)
             node.resident_children += 1
             if node.tails:
                 self._drop_superseded_tails(node, text)
@@ -229,7 +229,7 @@ class PrefixCache:
         """
         self.expire_pins()
         text = bytes_of(tokens)
-        blocks = [node.block for node in self._resident(namespace, text)]
+        blocks = self._resident(namespace, text)
         if blocks:
             self._pins.add(owner, namespace.key(), text, blocks, seconds)
         return len(blocks) * self._pool.block_tokens
@@ -265,31 +265,39 @@ class PrefixCache:
                     raise BlockStateError(f"node {node.number} miscounts its resident children", node=node.number)
                 if node.block >= 0:
                     resident[node.block] = node
+                is_full = node.parent is not None and len(node.tokens) == self._key_bytes
+                if is_full != (node.run is not None) or (node.run and not node.place and not node.run.agrees()):
+                    raise BlockStateError(f"node {node.number} and its run do not agree", node=node.number)
         if resident != self._by_block or any(not self._pool.is_kept(block) for block in resident):
             raise BlockStateError(f"{len(resident)} blocks in the tree, {len(self._by_block)} in the index")
 
-    def _resident(self, namespace: Namespace, text: bytes) -> list[PrefixNode]:
-        """The nodes of a text's full blocks that are in the pool."""
+    def _resident(self, namespace: Namespace, text: bytes) -> list[int]:
+        """The blocks of a text's full blocks that are in the pool."""
         root = self._roots.get(namespace.key())
-        return [] if root is None else self._known(root, text)
+        return [] if root is None else self._known(root, text)[0]
 
-    def _known(self, node: PrefixNode, text: bytes) -> list[PrefixNode]:
-        """The nodes of `text`'s full blocks behind `node`, up to the first without bytes."""
+    def _known(self, root: PrefixNode, text: bytes) -> tuple[list[int], PrefixNode]:
+        """The blocks of `text`'s full blocks, up to the first without bytes, and the last one's node, or the root."""
         key_bytes = self._key_bytes
-        path = []
-        for offset in range(0, len(text) - key_bytes + 1, key_bytes):
+        blocks: list[int] = []
+        node, offset = root, 0
+        while offset + key_bytes <= len(text):
             child = node.children.get(self._wrap(text[offset : offset + key_bytes]))
             if child is None or child.block < 0:
                 break
-            path.append(child)
-            node = child
-        return path
+            # It begins its run: one that continues a run begun above was compared there.
+            assert child.run is not None
+            found = child.run.match(text, offset, key_bytes)
+            blocks += found
+            node = child.run.nodes[len(found) - 1]
+            offset += len(found) * key_bytes
+        return blocks, node
 
     def _match_partial(self, node: PrefixNode, text: bytes) -> tuple[PrefixNode | None, int]:
         """The child or tail of `node` that shares most leading tokens with `text`, and how many."""
         best, best_tokens = None, 0
         first = text[:TOKEN_BYTES]
-        if not first or not node.resident_children:
+        if not first:
             return best, best_tokens
         for siblings in (node.tails, node.children):
             for _, child in zip(range(PARTIAL_CANDIDATES), reversed(siblings.values()), strict=False):
@@ -321,7 +329,7 @@ class PrefixCache:
     def _drop_bytes(self, node: PrefixNode) -> None:
         del self._by_block[node.block]
         self._pool.forget(node.block)
-        node.block = -1
+        node.set_block(-1)
         if node.parent is not None:
             node.parent.resident_children -= 1
 
@@ -334,7 +342,15 @@ class PrefixCache:
                 return
             siblings = parent.tails if len(node.tokens) < self._key_bytes else parent.children
             del siblings[self._wrap(node.tokens)]
+            if node.run is not None:
+                node.run.pop()  # without children, it is the last of its run
             node = parent
+
+    def _continue_run(self, parent: PrefixNode, child: PrefixNode) -> None:
+        run = parent.run
+        if run is None or run.nodes[-1] is not parent:
+            run = PrefixRun()
+        run.append(child)
 
     def _new_node(self, parent: PrefixNode | None, tokens: bytes) -> PrefixNode:
         self._next_number += 1

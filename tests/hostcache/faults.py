@@ -67,13 +67,14 @@ def _(original: Any) -> Any:
     return lambda self, source, destination, tokens: original(self, destination, source, tokens)
 
 
-@of_method(BlockPool, "release", "the first release frees a shared block")
+@of_method(BlockPool, "release_all", "the first release frees a shared block")
 def _(original: Any) -> Any:
-    def release(self: BlockPool, block: int) -> None:
-        self.refs[block] = min(self.refs[block], 1)
-        original(self, block)
+    def release_all(self: BlockPool, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.refs[block] = min(self.refs[block], 1)
+        original(self, blocks)
 
-    return release
+    return release_all
 
 
 @of_method(Lifecycle, "_publish", "a block is published before it is full")
@@ -122,7 +123,7 @@ def _(original: Any) -> Any:
     def evict(self: PrefixCache, oldest: int) -> int:
         node = self._by_block[oldest]
         original(self, oldest)
-        node.block = oldest
+        node.set_block(oldest)
         return oldest
 
     return evict

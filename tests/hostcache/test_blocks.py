@@ -188,6 +188,23 @@ def test_a_block_is_evicted_after_those_that_hang_on_it() -> None:
     assert asked == [0, 0]
 
 
+def test_blocks_are_acquired_together_whoever_has_them() -> None:
+    pool = BlockPool(4, 16)
+    pool.allocate(3)
+    pool.keep(1)
+    pool.release(1)  # cached
+    pool.acquire_all([0, 1, 2])
+    assert pool.refs == [2, 1, 2, 0]
+    assert (pool.used, pool.cached) == (3, 0)
+    with pytest.raises(BlockStateError, match="block 3 was acquired while free"):
+        pool.acquire_all([0, 3, 2])
+    pool.release_all([0, 0, 1, 2])
+    assert pool.refs == [1, 0, 1, 0]
+    with pytest.raises(BlockStateError, match="block 1 was released while nobody referred to it"):
+        pool.release_all([1, 2])
+    assert pool.cached_blocks() == [1]
+
+
 def test_no_blocks_are_refused() -> None:
     with pytest.raises(UsageError, match="at least one block"):
         BlockPool(0, 16)

@@ -20,8 +20,8 @@ __all__ = ["FAULTS"]
 POOL = group(
     "hostcache/blocks.py",
     "hostcache/test_blocks.py",
-    ("a block is handed out without a reference", "self.refs[block] = 1\n", "self.refs[block] = 0\n"),
-    ("a new owner cannot be told from the old one", "self.generation[block] += 1", "pass"),
+    ("a block is handed out without a reference", "refs[block] = 1\n", "refs[block] = 0\n"),
+    ("a new owner cannot be told from the old one", "generation[block] += 1", "pass"),
     ("the newest cached block is evicted", "next(iter(self._cached))", "next(reversed(self._cached))"),
     ("a hit leaves its block evictable", "self._cached.pop(block, None)", "pass"),
     ("a second release passes", "if refs < 1:", "if refs < 0:"),
@@ -96,20 +96,30 @@ NAMESPACE = group(
 PREFIX_NODE = group(
     "hostcache/prefix_node.py",
     "hostcache/test_prefix.py",
-    ("a partial match counts a token too many", "            return token\n", "            return token + 1\n"),
+    ("a partial match counts a token too many", "return int(differs.argmax()) if", "return int(differs.argmax()) + 1 if"),
     ("tokens of another type are taken as they come", "if tokens.dtype != np.int32:", "if False:"),
+)
+
+PREFIX_RUN = group(
+    "hostcache/prefix_node.py",
+    "hostcache/test_prefix_runs.py",
+    ("a run is followed beyond a node without bytes", "self._resident = min(self._resident, place)", "pass"),
+    ("a run is followed up to the first block that was missing once", "while self._resident < len(blocks) and blocks[self._resident] >= 0:", "if True:"),
+    ("all that a run holds is a hit", "if not text.startswith(tokens, offset):", "if False:"),
+    ("where a run begins in the prompt is not looked at", "if not text.startswith(tokens, offset):", "if tokens not in text:"),
+    ("a removed node's tokens stay in its run", "del self._tokens[-len(node.tokens) :], self._blocks[-1]", "del self._blocks[-1]"),
 )
 
 PREFIX = group(
     "hostcache/prefix.py",
-    "hostcache/test_prefix.py hostcache/test_prefix_stateful.py hostcache/test_collisions.py",
+    "hostcache/test_prefix.py hostcache/test_prefix_runs.py hostcache/test_prefix_stateful.py hostcache/test_collisions.py",
     (
         "a block's own tokens name it, whatever is in front",
         "child = node.children.get(self._wrap(text[offset : offset + key_bytes]))",
-        "child = next((n for n in self._by_block.values() if n.tokens == text[offset : offset + key_bytes]), None)",
+        "child = next((n for n in self._by_block.values() if n.tokens == text[offset : offset + key_bytes] and not n.place), None)",
     ),
     ("a hit covers the whole prompt", "if not whole:", "if False:"),
-    ("a hit takes no references", "            self._pool.acquire(child.block)\n", ""),
+    ("a hit takes no references", "        self._pool.acquire_all(blocks)\n", ""),
     ("a partial hit takes no reference", "        self._pool.acquire(partial.block)\n", ""),
     ("a node without bytes is a hit", "if child is None or child.block < 0:", "if child is None:"),
     ("an equal child's block is replaced", "if child.block < 0 and not self._pool.is_kept(block):", "if not self._pool.is_kept(block):"),
@@ -121,10 +131,12 @@ PREFIX = group(
     ("a node is removed while it has children", "(node.block >= 0 or node.children or node.tails or node.holders)", "(node.block >= 0 or node.holders)"),
     ("nodes are never removed", "while node.alive and not", "while False and not"),
     ("a parent is evicted before its leaf", "while node.resident_children:\n", "while False:\n"),
-    ("an evicted node still claims its block", "        node.block = -1\n", ""),
+    ("an evicted node still claims its block", "        node.set_block(-1)\n", ""),
     ("evictions are not counted at the parent", "node.parent.resident_children -= 1", "pass"),
     ("a tail that says nothing new keeps its block", "if tail is not None and tail.block >= 0:", "if False:"),
     ("a tail without bytes stays in the tree", "            self._prune(child)  #", "            #"),
+    ("a second child continues the run of the first", "if run is None or run.nodes[-1] is not parent:", "if run is None:"),
+    ("a removed node stays in its run", "                node.run.pop()", "                pass"),
 )
 
 GATHER = group(
@@ -738,6 +750,7 @@ FAULTS = [
     *BYTES,
     *NAMESPACE,
     *PREFIX_NODE,
+    *PREFIX_RUN,
     *PREFIX,
     *SCHEDULER_FAULTS,
     *GATHER,
