@@ -140,18 +140,21 @@ class PrefixCache:
         is_tail = len(text) < self._key_bytes
         if not text or len(text) > self._key_bytes:
             raise UsageError(f"a node holds 1..{self._pool.block_tokens} tokens, got {len(tokens)}", tokens=len(tokens))
-        siblings = node.tails if is_tail else node.children
-        child = siblings.get(self._wrap(text))
+        siblings, key = node.tails if is_tail else node.children, self._wrap(text)
+        child = siblings.get(key)
         if child is None:
             if is_tail and self._match_partial(node, text)[1] == len(tokens):
                 return node  # a longer sibling holds these tokens already
-            child = siblings[self._wrap(text)] = self._new_node(node, text)
+            child = siblings[key] = self._new_node(node, text)
             if not is_tail:
-                self._continue_run(node, child)
+                run = node.run
+                if run is None or run.nodes[-1] is not node:
+                    run = PrefixRun()
+                run.append(child)
         if child.block < 0 and not self._pool.is_kept(block):
             self._pool.keep(block)
             self._by_block[block] = child
-            child.set_block(block)
+            child.block = block
             node.resident_children += 1
             if node.tails:
                 self._drop_superseded_tails(node, text)
@@ -329,7 +332,9 @@ class PrefixCache:
     def _drop_bytes(self, node: PrefixNode) -> None:
         del self._by_block[node.block]
         self._pool.forget(node.block)
-        node.set_block(-1)
+        node.block = -1
+        if node.run is not None:
+            node.run.lost_bytes(node)
         if node.parent is not None:
             node.parent.resident_children -= 1
 
@@ -345,12 +350,6 @@ class PrefixCache:
             if node.run is not None:
                 node.run.pop()  # without children, it is the last of its run
             node = parent
-
-    def _continue_run(self, parent: PrefixNode, child: PrefixNode) -> None:
-        run = parent.run
-        if run is None or run.nodes[-1] is not parent:
-            run = PrefixRun()
-        run.append(child)
 
     def _new_node(self, parent: PrefixNode | None, tokens: bytes) -> PrefixNode:
         self._next_number += 1

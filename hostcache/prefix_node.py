@@ -27,7 +27,7 @@ class PrefixNode:
         number: identity, 64-bit, never reused, independent of where the bytes lie.
         parent: the node in front; None for a root.
         tokens: int32 bytes of this node's tokens; a block full, or fewer for a tail; a root's namespace key.
-        block: the block that holds the bytes, or -1; changed only through `set_block`.
+        block: the block that holds the bytes, or -1.
         children: full nodes behind this one, by their tokens.
         tails: nodes with less than a block of tokens behind this one, by their tokens.
         holders: running sequences whose last published node this is.
@@ -49,12 +49,6 @@ class PrefixNode:
     run: PrefixRun | None = None
     place: int = 0
 
-    def set_block(self, block: int) -> None:
-        """The bytes are in `block` from now on; -1: nowhere."""
-        self.block = block
-        if self.run is not None:
-            self.run.set_block(self.place, block)
-
 
 class PrefixRun:
     """A path of nodes, each a child of the one before, that a prompt is compared with in one go.
@@ -68,31 +62,23 @@ class PrefixRun:
 
     def __init__(self) -> None:
         self.nodes: list[PrefixNode] = []
-        self._tokens = bytearray()  # of all nodes
-        self._blocks: list[int] = []  # of all nodes; -1: no bytes
-        self._resident = 0  # nodes in front of the first that has no bytes
+        # Of the first nodes, all of which have bytes; the next lookup adds those that have come behind them.
+        self._tokens = bytearray()
+        self._blocks: list[int] = []
 
     def append(self, node: PrefixNode) -> None:
-        """Go on with a child of the last node; it has no bytes yet."""
+        """Go on with a child of the last node."""
         node.run, node.place = self, len(self.nodes)
         self.nodes.append(node)
-        self._tokens += node.tokens
-        self._blocks.append(-1)
 
     def pop(self) -> None:
         """Remove the last node, which has no bytes any more."""
-        node = self.nodes.pop()
-        del self._tokens[-len(node.tokens) :], self._blocks[-1]
+        self.nodes.pop()
 
-    def set_block(self, place: int, block: int) -> None:
-        """The node at `place` has its bytes in `block`; -1: nowhere."""
-        blocks = self._blocks
-        blocks[place] = block
-        if block < 0:
-            self._resident = min(self._resident, place)
-        elif place == self._resident:
-            while self._resident < len(blocks) and blocks[self._resident] >= 0:
-                self._resident += 1
+    def lost_bytes(self, node: PrefixNode) -> None:
+        """One of the nodes has no bytes any more: what is behind it is not found until it has some again."""
+        if node.place < len(self._blocks):
+            del self._tokens[node.place * len(node.tokens) :], self._blocks[node.place :]
 
     def match(self, text: bytes, offset: int, key_bytes: int) -> list[int]:
         """The blocks of the run's first nodes, as far as they have bytes and hold what `text` has from `offset` on.
@@ -102,7 +88,9 @@ class PrefixRun:
             offset: where the run's first node would begin.
             key_bytes: of a node's tokens.
         """
-        count = min(self._resident, (len(text) - offset) // key_bytes)
+        if len(self._blocks) < len(self.nodes):
+            self._catch_up()
+        count = min(len(self._blocks), (len(text) - offset) // key_bytes)
         tokens = self._tokens[: count * key_bytes]
         if not text.startswith(tokens, offset):
             count = common_tokens(tokens, text[offset : offset + len(tokens)]) * TOKEN_BYTES // key_bytes
@@ -110,11 +98,17 @@ class PrefixRun:
 
     def agrees(self) -> bool:
         """Whether what is kept for comparing is what the nodes say. O(nodes): for tests and idle moments."""
-        blocks = [node.block for node in self.nodes]
-        resident = next((place for place, block in enumerate(blocks) if block < 0), len(blocks))
         linked = all(node.run is self and node.place == place for place, node in enumerate(self.nodes))
-        tokens = b"".join(node.tokens for node in self.nodes)
-        return linked and self._tokens == tokens and (self._blocks, self._resident) == (blocks, resident)
+        seen = self.nodes[: len(self._blocks)]
+        tokens = b"".join(node.tokens for node in seen)
+        return linked and self._tokens == tokens and self._blocks == [node.block for node in seen if node.block >= 0]
+
+    def _catch_up(self) -> None:
+        for node in self.nodes[len(self._blocks) :]:
+            if node.block < 0:
+                break
+            self._tokens += node.tokens
+            self._blocks.append(node.block)
 
 
 class PrefixHit(NamedTuple):

@@ -123,7 +123,7 @@ def _(original: Any) -> Any:
     def evict(self: PrefixCache, oldest: int) -> int:
         node = self._by_block[oldest]
         original(self, oldest)
-        node.set_block(oldest)
+        node.block = oldest
         return oldest
 
     return evict

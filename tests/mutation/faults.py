@@ -103,11 +103,13 @@ PREFIX_NODE = group(
 PREFIX_RUN = group(
     "hostcache/prefix_node.py",
     "hostcache/test_prefix_runs.py",
-    ("a run is followed beyond a node without bytes", "self._resident = min(self._resident, place)", "pass"),
-    ("a run is followed up to the first block that was missing once", "while self._resident < len(blocks) and blocks[self._resident] >= 0:", "if True:"),
+    ("a run is followed beyond a node without bytes", "            if node.block < 0:\n                break\n", ""),
+    ("a run does not notice that bytes are lost", "if node.place < len(self._blocks):", "if False:"),
+    ("the bytes that are lost are those behind", "if node.place < len(self._blocks):", "if node.place + 1 < len(self._blocks):"),
+    ("a run is never longer than it was at first", "if len(self._blocks) < len(self.nodes):", "if not self._blocks:"),
     ("all that a run holds is a hit", "if not text.startswith(tokens, offset):", "if False:"),
     ("where a run begins in the prompt is not looked at", "if not text.startswith(tokens, offset):", "if tokens not in text:"),
-    ("a removed node's tokens stay in its run", "del self._tokens[-len(node.tokens) :], self._blocks[-1]", "del self._blocks[-1]"),
+    ("tokens of lost bytes stay in the run", "del self._tokens[node.place * len(node.tokens) :], self._blocks[node.place :]", "del self._blocks[node.place :]"),
 )
 
 PREFIX = group(
@@ -131,11 +133,11 @@ PREFIX = group(
     ("a node is removed while it has children", "(node.block >= 0 or node.children or node.tails or node.holders)", "(node.block >= 0 or node.holders)"),
     ("nodes are never removed", "while node.alive and not", "while False and not"),
     ("a parent is evicted before its leaf", "while node.resident_children:\n", "while False:\n"),
-    ("an evicted node still claims its block", "        node.set_block(-1)\n", ""),
+    ("an evicted node still claims its block", "        node.block = -1\n", ""),
     ("evictions are not counted at the parent", "node.parent.resident_children -= 1", "pass"),
     ("a tail that says nothing new keeps its block", "if tail is not None and tail.block >= 0:", "if False:"),
     ("a tail without bytes stays in the tree", "            self._prune(child)  #", "            #"),
-    ("a second child continues the run of the first", "if run is None or run.nodes[-1] is not parent:", "if run is None:"),
+    ("a second child continues the run of the first", "if run is None or run.nodes[-1] is not node:", "if run is None:"),
     ("a removed node stays in its run", "                node.run.pop()", "                pass"),
 )
 
