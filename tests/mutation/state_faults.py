@@ -258,4 +258,19 @@ RESTARTS = [
     ),
 ]
 
-STATE_FAULTS = [*SWAP, *PINS, *FILES, *SESSIONS, *COMMAND, *RESTARTS]
+# And beside all that happens at once.
+AT_ONCE = [
+    *group(
+        "npu/beam.py",
+        "npu/test_shadow_everything.py",
+        ("beams write into one table", "table = source.table.fork()", "table = source.table"),
+        ("a parent of beams keeps its blocks", "            beam.request.table.release()\n        return heirs", "            pass\n        return heirs"),
+    ),
+    *group(
+        "hostcache/saved_prefix.py",
+        "npu/test_shadow_everything.py",
+        ("a block from disk lies in its neighbour's place, beside all else", "reader.read_block(index)", "reader.read_block(max(index - 1, 0))"),
+    ),
+]
+
+STATE_FAULTS = [*SWAP, *PINS, *FILES, *SESSIONS, *COMMAND, *RESTARTS, *AT_ONCE]
