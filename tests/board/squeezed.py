@@ -130,7 +130,7 @@ def main(pool_bytes: str, eaten_bytes: str, seconds: str, respond: str) -> None:
         fewest = min(fewest, len(scheduler.running))
         time.sleep(PACE_SECONDS)
     ended = time.monotonic()
-    while (not scheduler.idle or cache.pool.withheld) and time.monotonic() < ended + 120:
+    while (not scheduler.idle or cache.pool.withheld) and time.monotonic() < ended + 300:
         server.step()
         if scheduler.idle:
             time.sleep(0.05)
