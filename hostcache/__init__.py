@@ -18,9 +18,11 @@ from .scheduler import Scheduler, SchedulerConfig, SchedulerStats
 from .step import Chunk, StepPlan
 from .swap import SwapSpace, SwapStats, SwapTicket
 from .table import BlockTable
+from .window import AttentionWindow
 
 __all__ = [
     "BLOCK_TOKENS",
+    "AttentionWindow",
     "Balloon",
     "BlockCache",
     "BlockPool",

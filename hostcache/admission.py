@@ -48,15 +48,13 @@ class Admission:
 
     def obstacle(self, request: Request) -> NotNow | None:
         """Why a waiting request cannot be admitted now; None: it can."""
-        hit = self._prefix.match(request.namespace, request.tokens)
-        obstacle, hit = self._examine(request, hit)
+        obstacle, hit = self._examine(request)
         self._give_back(hit)
         return obstacle
 
     def admit(self, request: Request) -> NotNow | None:
         """Let a waiting request run; or say why it cannot."""
-        hit = self._prefix.match(request.namespace, request.tokens)
-        obstacle, hit = self._examine(request, hit)
+        obstacle, hit = self._examine(request)
         if obstacle is not None:
             self._give_back(hit)
             return obstacle
@@ -68,11 +66,14 @@ class Admission:
             request.account.charge_prompt(request.length - request.table.length)
         request.computed = request.hit_tokens = request.table.length
         request.node, request.published = hit.node, len(hit.blocks)
+        request.let_go()
         self._running.add(request)
         return None
 
-    def _examine(self, request: Request, hit: PrefixHit) -> tuple[NotNow | None, PrefixHit]:
-        """What is in the way, and what of the hit is to be used."""
+    def _examine(self, request: Request) -> tuple[NotNow | None, PrefixHit]:
+        """What is in the way, and what the prefix cache has that is to be used."""
+        shareable = request.tokens[: request.shareable + 1]  # of which a hit spares one
+        hit = self._prefix.match(request.namespace, shareable)
         if self._is_coming(request, hit):
             return NotNow(coming=True), hit
         swapped = request.swapped
@@ -86,10 +87,14 @@ class Admission:
 
     def _missing(self, request: Request, hit: PrefixHit) -> int:
         """Blocks that would have to come free, with the hit's blocks in use."""
-        blocks = self._geometry.blocks_for(request.length)
-        if self._running.has_guarantee(request):
-            blocks = min(self._geometry.blocks_for(request.most_computed), self._pool.total)
+        guaranteed = self._running.has_guarantee(request)
+        blocks = self._geometry.blocks_for(request.most_computed if guaranteed else request.length)
         blocks -= len(hit.blocks)  # a partial one is shared for now: what is appended behind it needs a copy
+        if request.layout is not None:  # others may hold what the window passes of the hit
+            fixed = min(len(hit.blocks), request.layout.front // self._pool.block_tokens)
+            blocks = min(blocks, request.layout.most_blocks - fixed)
+        if guaranteed:
+            blocks = min(blocks, self._pool.total - len(hit.blocks))
         reserved = self._running.promised + self._watermark if len(self._running) else 0
         return blocks + reserved - self._pool.available
 
@@ -107,7 +112,8 @@ class Admission:
         """Whether a running request, not below this one, computes the block that this one would compute first."""
         if request.dedup_steps >= self._max_dedup_steps or request.swapped is not None:
             return False
-        owner = self._running.coming.owner(hit.node, request.tokens[:-1], len(hit.blocks))  # a hit spares one token
+        wanted = request.tokens[:-1][: request.shareable]  # a hit spares one token
+        owner = self._running.coming.owner(hit.node, wanted, len(hit.blocks))
         return owner is not None and owner.level >= request.level
 
     def _begin_with(self, request: Request, hit: PrefixHit) -> None:
@@ -134,7 +140,7 @@ class Admission:
         except SwapError:
             self._pool.release_all(fresh)
             return False
-        request.table.adopt(hit.blocks + fresh, swapped.tokens)
+        request.table.adopt(hit.blocks + fresh, swapped.tokens, swapped.gap)
         front = swapped.first * self._pool.block_tokens
         self._stats.hit_tokens += front
         self._stats.swapped_in_tokens += swapped.tokens - front

@@ -15,12 +15,17 @@ from numpy.typing import NDArray
 from .blocks import BlockPool
 from .fairness import ClientAccount
 from .request import Request
+from .window import MAX_TOKENS
 
 __all__ = ["RANK", "DecodeBatch", "DecodeRows", "FilledBlock"]
 
 RANK = operator.attrgetter("rank")
 """The order of those that run."""
 
+GAP, WINDOW, SINKS, TURNED, GAP_GROWS_AT, TURN_AT = range(6)
+"""What is counted of a sequence's window, see `TableGap` and `WindowLayout`."""
+
+NO_WINDOW = (0, 0, 0, 0, MAX_TOKENS, MAX_TOKENS)
 
 RECENT_TOKENS = 256
 """Newest tokens that are kept of each sequence, if a block holds less than half as many: whoever has got so many is
@@ -37,16 +42,20 @@ class DecodeRows:
     Attributes:
         requests: whose rows, in order.
         tokens: int32 `[n]`, each one's newest token.
-        positions: int32 `[n]`, where it stands.
+        positions: int32 `[n]`, where it stands, by which it is rotated.
         slots: int64 `[n]`, where its K and V go.
+        context_lens: int32 `[n]`, tokens in its table, itself included.
         tables: int32 `[n, width]`, block ids; unused entries are 0.
+        windowing: int32 `[3, n]`, as in `StepPlan`; None: none has a window.
     """
 
     requests: list[Request]
     tokens: NDArray[np.int32]
     positions: NDArray[np.int32]
     slots: NDArray[np.int64]
+    context_lens: NDArray[np.int32]
     tables: NDArray[np.int32]
+    windowing: NDArray[np.int32] | None
 
 
 class DecodeBatch:
@@ -80,6 +89,8 @@ class DecodeBatch:
         self._newest = np.zeros((capacity, blocks, block_tokens), dtype=np.int32)
         self._tables = np.zeros((capacity, 16), dtype=np.int32)  # grows to the right by doubling
         self._own_until = np.zeros(capacity, dtype=np.int32)  # of each table, see there
+        self._windowed = 0  # how many have a window; where none has, this is all that is looked at
+        self._windowing = np.zeros((capacity, len(NO_WINDOW)), dtype=np.int64)
         self._rows = np.arange(capacity)
         self._clients: list[tuple[ClientAccount, int]] | None = None  # of all requests; None: not counted yet
 
@@ -98,6 +109,8 @@ class DecodeBatch:
         self._positions[index] = position
         self._limits[index] = request.limit - 1
         self._in_flight[index] = False
+        self._windowed += request.layout is not None
+        self._windowing[index] = NO_WINDOW
         self._refresh(index)
         request.arrays, request.settled_at = self, self.clock
 
@@ -107,6 +120,7 @@ class DecodeBatch:
         if request.settled_at != self.clock:
             self._settle(index)
         request.arrays = None
+        self._windowed -= request.layout is not None
         for array in self._columns:
             array[index : count - 1] = array[index + 1 : count].copy()
         del self.requests[index]
@@ -131,7 +145,7 @@ class DecodeBatch:
         Returns:
             Whether that was done: there are blocks for all, and none needs a copy.
         """
-        blocks, offsets = np.divmod(self._positions[places], self._block_tokens)
+        blocks, offsets = np.divmod(self._held(places), self._block_tokens)
         if len(places) > pool.available or np.count_nonzero(offsets):
             return False
         width = max(blocks.tolist()) + 1
@@ -143,6 +157,14 @@ class DecodeBatch:
         self._own_until[places] += self._block_tokens
         self.clock += 1
         return True
+
+    def passed_blocks(self) -> list[Request]:
+        """Those whose windows have passed a block that they hold."""
+        return self._due(GAP_GROWS_AT)
+
+    def at_turn(self) -> list[Request]:
+        """Those whose keys must be turned back before their next token is computed."""
+        return self._due(TURN_AT)
 
     def table_changed(self, request: Request) -> bool:
         """The request's table got a block, got another one in place of one, lost one, or was forked.
@@ -199,15 +221,31 @@ class DecodeBatch:
     def rows(self, requests: list[Request]) -> DecodeRows:
         """The rows of these requests, all of the batch or some, in order of rank; each has a slot for its token."""
         picked = self._picked(requests)
-        positions = self._positions[picked].copy()
-        width = int(positions[positions.argmax()]) // self._block_tokens + 1
+        positions, contexts, windowing = self._positions[picked].copy(), self._held(picked) + 1, None
+        if self._windowed:
+            positions -= self._windowing[picked, TURNED].astype(np.int32)
+            windowing = self._windowing[picked, WINDOW:GAP_GROWS_AT].T.astype(np.int32, order="C")
+        width = -(-int(contexts[contexts.argmax()]) // self._block_tokens)
         tokens, slots, tables = self._tokens[picked], self._slots[picked], self._tables[picked, :width]
-        return DecodeRows(requests, tokens.copy(), positions, slots.copy(), tables.copy())
+        return DecodeRows(requests, tokens.copy(), positions, slots.copy(), contexts, tables.copy(), windowing)
 
     @property
     def _columns(self) -> tuple[NDArray[Any], ...]:
         counts = self._tokens, self._positions, self._slots, self._limits, self._in_flight, self._own_until
-        return *counts, self._newest, self._tables
+        return *counts, self._windowing, self._newest, self._tables
+
+    def _held(self, picked: slice | list[int] | NDArray[np.intp]) -> NDArray[np.int32]:
+        """Tokens in the tables of these, their newest ones not included."""
+        positions = self._positions[picked]
+        return positions - self._windowing[picked, GAP].astype(np.int32) if self._windowed else positions
+
+    def _due(self, column: int) -> list[Request]:
+        """Those whose next token has come to the position that the column of `_windowing` names."""
+        if not self._windowed:
+            return []
+        count = len(self.requests)
+        due = self._positions[:count] >= self._windowing[:count, column]
+        return [self.requests[place] for place in due.nonzero()[0].tolist()]
 
     def _picked(self, requests: list[Request]) -> slice | list[int]:
         """Where these are; the whole batch is a slice, which is copied faster than picked rows."""
@@ -219,7 +257,7 @@ class DecodeBatch:
     def _settle(self, index: int) -> None:
         request = self.requests[index]
         length, in_flight = int(self._positions[index]) + 1, bool(self._in_flight[index])
-        blocks = -(-int(self._own_until[index]) // self._block_tokens)
+        blocks = -(-int(self._own_until[index] - self._windowing[index, GAP]) // self._block_tokens)
         request.settle(self._newest[index].reshape(-1), length, self._tables[index, :blocks], in_flight=in_flight)
         request.settled_at = self.clock
 
@@ -230,13 +268,19 @@ class DecodeBatch:
             if block % kept == kept - 1:
                 self._settle(place)
         requests = [self.requests[place] for place in places.tolist()]
-        texts, ids = self._newest[places, blocks % kept], self._tables[places, blocks].tolist()
+        where = blocks - self._windowing[places, GAP] // self._block_tokens if self._windowed else blocks
+        texts, ids = self._newest[places, blocks % kept], self._tables[places, where].tolist()
         return list(zip(requests, blocks.tolist(), texts, ids, strict=True))
 
     def _refresh(self, index: int) -> None:
-        table, position = self.requests[index].table, int(self._positions[index])
+        request, position = self.requests[index], int(self._positions[index])
+        table, layout = request.table, request.layout
         ids = table.ids
-        if position < len(ids) * self._block_tokens:
+        if layout is not None:
+            gap = table.gap
+            due = layout.gap_grows_at(gap.tokens), layout.turn_at(gap.turned)
+            self._windowing[index] = gap.tokens, layout.shown, layout.window.sinks, gap.turned, *due
+        if position < len(ids) * self._block_tokens + table.gap.tokens:
             self._slots[index] = table.slot(position)
         if len(ids) > self._tables.shape[1]:
             self._widen(len(ids))

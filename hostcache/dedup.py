@@ -30,7 +30,7 @@ class ComingBlocks:
         self.withdraw(request)
         if request.node is None:
             return
-        key = self._key(request.node, request.tokens, request.published)
+        key = self._key(request.node, request.tokens[: request.shareable], request.published)
         if key is not None and self._owners.setdefault(key, request) is request:
             request.announced = key
 

@@ -11,6 +11,7 @@ from .errors import RequestRefused, UsageError
 from .prefix import Namespace
 from .request import Request, RequestState
 from .scheduler_state import SchedulerState
+from .window import AttentionWindow, WindowLayout, blocks_at_most
 
 __all__ = ["MAX_TOKEN", "Intake"]
 
@@ -30,16 +31,25 @@ class Intake:
         self._context = state.config.context_length
         self._ids = itertools.count(1)
 
-    def request(self, prompt: ArrayLike, namespace: Namespace, max_tokens: int | None) -> Request:
+    def request(
+        self,
+        prompt: ArrayLike,
+        namespace: Namespace,
+        max_tokens: int | None,
+        window: AttentionWindow | None,
+        *,
+        slide: bool,
+    ) -> Request:
         """A request that could be served by the empty pool; it has no account yet.
 
         Raises:
             RequestRefused: it can never fit; the message says which limit it breaks and by how much.
+            UsageError: as `Scheduler.submit`.
         """
-        tokens = self._checked(prompt, max_tokens)
+        layout = self._layout(window, max_tokens, slide=slide)
+        tokens = self._checked(prompt, max_tokens, layout)
         limit = self._context if max_tokens is None else len(tokens) + max_tokens
-        buffer = self._buffer(tokens, limit)
-        return Request(next(self._ids), buffer, len(tokens), len(tokens), namespace, self._state.cache.table())
+        return self._new(tokens, limit, len(tokens), namespace, layout)
 
     def fork_of(self, parent: Request, max_tokens: int | None) -> Request:
         """A request for what follows a running one's tokens; it has neither account nor blocks yet.
@@ -50,26 +60,18 @@ class Intake:
         """
         if parent.state is not RequestState.RUNNING or parent.in_flight or parent.node is None:
             raise UsageError(f"request {parent.id} is {parent.state.value} and cannot be forked now", id=parent.id)
-        limit = len(parent.buffer) if max_tokens is None else parent.prompt_length + max_tokens
-        if not parent.length < limit <= self._context:
+        limit = parent.limit if max_tokens is None else parent.prompt_length + max_tokens
+        if not parent.length < limit <= self._most_tokens(parent.layout):
             raise UsageError(
                 f"a fork of {parent.length} tokens cannot end at {limit}: that must be more, and within the context of "
                 f"{self._context}",
                 tokens=parent.length,
                 limit=limit,
             )
-        return Request(
-            next(self._ids),
-            self._buffer(parent.tokens, limit),
-            parent.length,
-            parent.prompt_length,
-            parent.namespace,
-            self._state.cache.table(),
-            priority=parent.priority,
-            deadline=parent.deadline,
-            age=parent.age,
-            waited=parent.waited,
-        )
+        fork = self._new(parent.tokens, limit, parent.prompt_length, parent.namespace, parent.layout)
+        fork.priority, fork.deadline = parent.priority, parent.deadline
+        fork.age, fork.waited = parent.age, parent.waited
+        return fork
 
     def branch_of(self, leader: Request) -> Request:
         """A request for another answer to a waiting one's prompt; it has no account yet.
@@ -79,21 +81,45 @@ class Intake:
         """
         if leader.state is not RequestState.WAITING or leader.leader is not None:
             raise UsageError(f"request {leader.id} cannot be branched: it has begun, or is a branch", id=leader.id)
-        branch = Request(
-            next(self._ids),
-            leader.buffer.copy(),
-            leader.length,
-            leader.prompt_length,
-            leader.namespace,
-            self._state.cache.table(),
-            priority=leader.priority,
-            deadline=leader.deadline,
-            leader=leader,
-        )
+        branch = self._new(leader.tokens, leader.limit, leader.prompt_length, leader.namespace, leader.layout)
+        branch.priority, branch.deadline, branch.leader = leader.priority, leader.deadline, leader
         leader.branches.append(branch)
         return branch
 
-    def _checked(self, prompt: ArrayLike, max_tokens: int | None) -> NDArray[np.generic]:
+    def _layout(self, window: AttentionWindow | None, max_tokens: int | None, *, slide: bool) -> WindowLayout | None:
+        config, size = self._state.config, self._state.pool.block_tokens
+        of_model = config.model_window > 0
+        if of_model:
+            if window is not None:
+                raise UsageError(
+                    f"the model's layers have a window of {config.model_window} tokens of their own: give none",
+                    model_window=config.model_window,
+                )
+            window = AttentionWindow(config.model_window)
+        if slide and (window is None or max_tokens is None or self._state.turn is None):
+            raise UsageError(
+                "a request that slides past the context needs a window, max_tokens, as nothing else ends it, and a "
+                f"scheduler that can turn keys; got window={window}, max_tokens={max_tokens}, turn={self._state.turn}"
+            )
+        if window is None:
+            return None
+        chunk = min(config.prefill_chunk, config.max_rows)
+        layout = WindowLayout(window, size, chunk, self._context if slide else None, of_model)
+        if not layout.fits_context:
+            raise RequestRefused(
+                f"{window.sinks} sinks in whole blocks of {size}, a window of {window.tokens} tokens and one block "
+                f"more exceed the context of {self._context}: to slide, choose a smaller window",
+                sinks=window.sinks,
+                tokens=window.tokens,
+                context_length=self._context,
+            )
+        return layout
+
+    def _most_tokens(self, layout: WindowLayout | None) -> int:
+        """Tokens that a sequence may come to."""
+        return self._context if layout is None or layout.context_length is None else MAX_TOKEN
+
+    def _checked(self, prompt: ArrayLike, max_tokens: int | None, layout: WindowLayout | None) -> NDArray[np.generic]:
         tokens = np.asarray(prompt)
         if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
             raise RequestRefused(
@@ -102,22 +128,25 @@ class Intake:
             )
         if tokens.min() < 0 or tokens.max() > MAX_TOKEN:
             raise RequestRefused(f"token ids are 0..{MAX_TOKEN}, got {tokens.min()}..{tokens.max()}")
-        room = self._context - len(tokens)
+        room = self._most_tokens(layout) - len(tokens)
         if room < 1 or (max_tokens is not None and max_tokens > room):
             raise RequestRefused(
                 f"a prompt of {len(tokens)} tokens and {max_tokens or 1} to generate exceed the context of "
-                f"{self._context}: shorten the prompt or ask for fewer tokens",
+                f"{self._most_tokens(layout)}: shorten the prompt or ask for fewer tokens",
                 prompt_tokens=len(tokens),
                 max_tokens=max_tokens,
                 context_length=self._context,
             )
         if max_tokens is not None and max_tokens < 1:
             raise RequestRefused(f"max_tokens must be at least 1, got {max_tokens}", max_tokens=max_tokens)
-        blocks, total = self._state.cache.geometry.blocks_for(len(tokens)), self._state.pool.total
+        blocks, total = (
+            blocks_at_most(layout, self._state.cache.geometry.blocks_for(len(tokens))),
+            self._state.pool.total,
+        )
         if blocks > total:
             raise RequestRefused(
                 f"a prompt of {len(tokens)} tokens needs {blocks} blocks, the whole pool has {total}: "
-                "shorten the prompt or give the pool more memory",
+                "shorten the prompt, or its window, or give the pool more memory",
                 prompt_tokens=len(tokens),
                 blocks=blocks,
                 total=total,
@@ -132,13 +161,31 @@ class Intake:
             )
         return tokens
 
-    def _buffer(self, tokens: NDArray[np.generic], limit: int) -> NDArray[np.int32]:
+    def _new(
+        self,
+        tokens: NDArray[np.generic],
+        limit: int,
+        prompt_length: int,
+        namespace: Namespace,
+        layout: WindowLayout | None,
+    ) -> Request:
+        """A request that waits with these tokens, and may grow to `limit`."""
+        buffer = self._buffer(tokens, limit, layout)
+        table = self._state.cache.table()
+        return Request(next(self._ids), buffer, len(tokens), prompt_length, namespace, table, layout=layout)
+
+    def _buffer(self, tokens: NDArray[np.generic], limit: int, layout: WindowLayout | None) -> NDArray[np.int32]:
         """Room for `limit` tokens, the first of them filled in.
 
-        The token behind those that fill the whole pool fails the request, so there is never room for more. The
-        context alone is no bound: a damaged model may claim any.
+        Without a window, the token behind those that fill the whole pool fails the request, so there is never room for
+        more. The context alone is no bound: a damaged model may claim any.
         """
         pool = self._state.pool
-        buffer = np.empty(min(limit, pool.total * pool.block_tokens + 2), dtype=np.int32)
+        if layout is None:
+            limit = min(limit, pool.total * pool.block_tokens + 2)
+        try:
+            buffer = np.empty(limit, dtype=np.int32)  # memory is taken as it is written
+        except MemoryError as error:
+            raise RequestRefused(f"there is no memory for {limit} tokens: ask for fewer", tokens=limit) from error
         buffer[: len(tokens)] = tokens
         return buffer

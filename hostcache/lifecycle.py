@@ -53,7 +53,11 @@ class Lifecycle:
                 self._finish(request, FinishReason.STOP if stop else FinishReason.LENGTH)
         for chunk in plan.prefills:
             if not chunk.request.finished and chunk.request.doomed is None:
+                chunk.request.let_go()
                 running.computed_chunk(chunk.request)
+        for request in running.decoding.passed_blocks():
+            request.let_go()
+            running.update(request)
         self._end_doomed()
 
     def begin_fork(self, child: Request, parent: Request) -> None:
@@ -97,8 +101,10 @@ class Lifecycle:
         batch = self._state.running.decoding
         filled, ended = batch.advance(decodes, tokens)
         for request, index, text, block in filled:
-            if request.published < index:  # a fork of one that came back from the swap space and has published nothing
+            # A fork of one that came back from the swap space has published nothing yet.
+            if request.published < index or request.layout is not None:
                 self._publish(request)
+                self._state.running.update(request)
                 continue
             assert request.node is not None
             request.node = self._state.prefix.publish(request.node, text, block)
@@ -147,7 +153,7 @@ class Lifecycle:
     def _publish(self, request: Request) -> None:
         """Make the request's newly computed full blocks known to others."""
         size = self._block_tokens
-        for index in range(request.published, request.computed // size):
+        for index in range(request.published, min(request.computed, request.shareable) // size):
             tokens = request.buffer[index * size : (index + 1) * size]
             assert request.node is not None
             request.node = self._state.prefix.publish(request.node, tokens, request.table.blocks[index])
@@ -157,7 +163,8 @@ class Lifecycle:
         state = self._state
         if request.state is RequestState.RUNNING:
             self._publish(request)
-            tail = request.buffer[request.published * self._block_tokens : request.computed]
+            shared = min(request.computed, request.shareable)
+            tail = request.buffer[request.published * self._block_tokens : shared]
             if request.node is not None and len(tail):
                 state.prefix.publish(request.node, tail, request.table.blocks[request.published])
             state.running.leave(request)

@@ -96,16 +96,19 @@ class Preemption:
         """
         if self._swap is None or not request.computed:
             return None
-        blocks = request.table.blocks
+        blocks, gap = request.table.blocks, request.table.gap
         first = sum(1 for _ in itertools.takewhile(lambda block: self._pool.refs[block] > 1, blocks))
-        front = first * self._pool.block_tokens
-        if front >= request.computed:
+        if gap.tokens:  # nothing behind it can be a hit
+            first = min(first, gap.front // self._pool.block_tokens)
+        if first == len(blocks):
             return None
-        recomputing = self._cost.chunk_seconds(front, request.computed - front)
+        front = first * self._pool.block_tokens
+        most = None if request.layout is None else request.layout.attended(request.computed)
+        recomputing = self._cost.chunk_seconds(front, request.computed - front, most)
         if self._cost.known and recomputing <= self._swap.seconds_for(len(blocks) - first):
             return None
         ticket = self._swap.put(blocks[first:])
         if ticket is None:
             return None
         self._stats.swapped_out += 1
-        return SwappedTail(ticket, first, request.computed)
+        return SwappedTail(ticket, first, request.computed, gap)

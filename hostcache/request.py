@@ -14,7 +14,8 @@ from .errors import RockpageError
 from .fairness import ClientAccount
 from .prefix import Namespace, PrefixNode
 from .swap import SwapTicket
-from .table import BlockTable
+from .table import NO_GAP, BlockTable, TableGap
+from .window import WindowLayout
 
 __all__ = ["FinishReason", "Request", "RequestState", "SwappedTail", "TokenArrays"]
 
@@ -46,11 +47,13 @@ class SwappedTail:
         ticket: for the blocks' bytes.
         first: index of the first of them in the request's table.
         tokens: of the whole sequence whose KV had been computed.
+        gap: what the table had let go of, behind `first` blocks or later.
     """
 
     ticket: SwapTicket
     first: int
     tokens: int
+    gap: TableGap = NO_GAP
 
 
 class TokenArrays(Protocol):
@@ -102,6 +105,7 @@ class Request:
         rank: while it runs, its place among those that do: the highest level first, then in order of arrival.
         arrays: while it decodes, where it is counted.
         settled_at: their clock when it learnt of them last.
+        layout: what its window means for its blocks; None: it has none.
         limit: tokens it may grow to.
     """
 
@@ -140,6 +144,7 @@ class Request:
     rank: tuple[int, int] = (0, 0)
     arrays: TokenArrays | None = None
     settled_at: int = 0
+    layout: WindowLayout | None = None
     limit: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -225,6 +230,25 @@ class Request:
         return self.limit - 1
 
     @property
+    def shareable(self) -> int:
+        """Leading tokens that may be shared with others: their KV is any other's, and none of it was let go."""
+        if self.layout is None:
+            return self.limit
+        if self._table.gap.tokens:
+            return self.published * self.layout.block_tokens
+        return self.layout.shareable
+
+    @property
+    def next_turn(self) -> int:
+        """The position in front of which the keys must be turned back; beyond the limit: never."""
+        return self.limit if self.layout is None else self.layout.turn_at(self.table.gap.turned)
+
+    @property
+    def attended(self) -> int:
+        """Tokens that its next one looks at, besides itself."""
+        return self.computed if self.layout is None else self.layout.attended(self.computed)
+
+    @property
     def finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.state is RequestState.FINISHED
@@ -233,6 +257,11 @@ class Request:
     def full(self) -> bool:
         """Whether it may not grow any more."""
         return self.length == self.limit
+
+    def let_go(self) -> bool:
+        """Give up the blocks that its window has passed; returns whether there were any."""
+        layout = self.layout
+        return layout is not None and self.table.let_go(layout.front, layout.gap_at(self.computed))
 
     def settle(self, newest: NDArray[np.int32], length: int, table_ids: NDArray[np.int32], *, in_flight: bool) -> None:
         """It decodes, and has come to hold `length` tokens, its newest one not computed.

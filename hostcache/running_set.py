@@ -103,12 +103,11 @@ class RunningSet:
         decodes = self.decoding.table_changed(request)
         if not decodes:
             self.coming.announce(request)
-        held = request.table  # may already have slots for what the step in flight computes
         if self.has_guarantee(request):
-            room = self._pool_blocks - len(held.blocks)
-            self._promise(request, min(held.blocks_needed(request.most_computed - held.length), room))
+            room = self._pool_blocks - len(request.table.blocks)
+            self._promise(request, min(_still_needed(request, request.most_computed), room))
         else:
-            self._promise(request, 0 if decodes else held.blocks_needed(request.length - held.length))
+            self._promise(request, 0 if decodes else _still_needed(request, request.length))
 
     def leave(self, request: Request) -> None:
         """A request runs no more: its blocks, node and promises go back."""
@@ -134,3 +133,14 @@ class RunningSet:
         self.promised += change
         if self.has_guarantee(request):
             self.guaranteed += change
+
+
+def _still_needed(request: Request, tokens: int) -> int:
+    """Blocks that a running request takes yet, at most, until so many of its tokens are computed."""
+    table, layout = request.table, request.layout  # it may already have slots for what the step in flight computes
+    needed = table.blocks_needed(tokens - table.length)
+    if layout is None:
+        return needed
+    # What the window passes comes back, and serves for what follows; but others may hold what the prefix cache knows.
+    own = len(table.blocks) - table.known_behind(layout.front)
+    return max(0, min(needed, layout.most_blocks - own))

@@ -21,6 +21,8 @@ from .scheduler_state import SchedulerState, SwapRoom
 from .scheduler_stats import SchedulerStats
 from .step import StepPlan
 from .step_filler import Drafts, StepFiller
+from .table import TurnBlock
+from .window import AttentionWindow
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 
@@ -41,6 +43,7 @@ class Scheduler:
         config: limits and rules.
         clock: seconds, from any beginning: all times here are its times.
         swap: where preempted requests may leave their KV; None: it is computed again.
+        turn: turns the keys of a block by some positions, for requests that slide; None: there are none.
 
     Attributes:
         config: as given.
@@ -69,8 +72,9 @@ class Scheduler:
         *,
         clock: Callable[[], float] = time.monotonic,
         swap: SwapRoom | None = None,
+        turn: TurnBlock | None = None,
     ) -> None:
-        self._state = SchedulerState.begin(cache, prefix, config, swap)
+        self._state = SchedulerState.begin(cache, prefix, config, swap, turn)
         self.config = config
         self.stats = self._state.stats
         self.cost = self._state.cost
@@ -108,23 +112,34 @@ class Scheduler:
         client: str = "",
         deadline: float | None = None,
         max_queue_seconds: float | None = None,
+        window: AttentionWindow | None = None,
+        slide: bool = False,
     ) -> Request:
         """Accept a request; it waits until a step admits it.
+
+        A request with a window holds no more blocks than that takes, however long it grows. Of the prefix cache it has
+        what lies within its first `window.tokens` tokens, whose KV is the same without a window; no more of it is
+        published either.
 
         Args:
             prompt: token ids, one-dimensional.
             namespace: whose KV it may share.
-            max_tokens: most tokens to generate; None: up to the model's context.
+            max_tokens: most tokens to generate; None: up to the model's context, for a request that does not slide.
             priority: higher ones go first.
             client: who asks; clients with equal weights get equal shares.
             deadline: time of the clock at which it fails if it has not ended; None: never.
             max_queue_seconds: how long it may wait to be admitted before it fails; None: as long as it takes.
+            window: what each of its tokens sees; None: all before it, or what the model's own window says.
+            slide: it may go on past the context, its prompt included: what it still sees is then turned to earlier
+                positions. It needs a window, its own or the model's.
 
         Raises:
             RequestRefused: it can never fit, or too many wait already; the message says by how much.
+            UsageError: it is to slide without a window, without `max_tokens` or where nothing can turn keys; or it
+                wants a window of its own though the model has one.
         """
         now = self._clock()
-        request = self._intake.request(prompt, namespace, max_tokens)
+        request = self._intake.request(prompt, namespace, max_tokens, window, slide=slide)
         request.priority = priority
         request.account = self._state.accounts.open(client)
         request.deadline = math.inf if deadline is None else deadline

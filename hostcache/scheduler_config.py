@@ -30,6 +30,8 @@ class SchedulerConfig:
             may come to fits, and that is kept for it.
         max_dedup_steps: how many steps a request waits for another one to compute what both begin with.
         client_weights: shares of clients that are not to count as 1.
+        model_window: newest tokens that a token sees in the layer that sees most, itself included; 0: all. What no
+            layer sees any more is let go of, for every request.
 
     Raises:
         UsageError: a limit is out of range.
@@ -47,12 +49,13 @@ class SchedulerConfig:
     max_preemptions: int = 8
     max_dedup_steps: int = 128
     client_weights: Mapping[str, float] = field(default_factory=dict)
+    model_window: int = 0
 
     def __post_init__(self) -> None:
         for name in ("context_length", "max_rows", "max_sequences", "prefill_chunk", "max_waiting"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}", name=name)
-        for name in ("max_skips", "max_preemptions", "max_dedup_steps"):
+        for name in ("max_skips", "max_preemptions", "max_dedup_steps", "model_window"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}", name=name)
         for name in ("step_seconds", "ageing_seconds"):

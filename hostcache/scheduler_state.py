@@ -15,6 +15,7 @@ from .scheduler_config import SchedulerConfig
 from .scheduler_stats import SchedulerStats
 from .step_cost import StepCost
 from .swap import SwapTicket
+from .table import TurnBlock
 from .waiting_queue import WaitingQueue
 
 __all__ = ["SchedulerState", "SwapRoom"]
@@ -46,6 +47,7 @@ class SchedulerState:
         prefix: the prefix cache over it.
         config: limits and rules.
         swap: where preempted requests may leave their KV.
+        turn: turns the keys of a block; None: nobody can, and no request slides.
         stats: counters.
         cost: what steps cost.
         accounts: what clients have had.
@@ -58,6 +60,7 @@ class SchedulerState:
     prefix: PrefixCache
     config: SchedulerConfig
     swap: SwapRoom | None
+    turn: TurnBlock | None
     stats: SchedulerStats
     cost: StepCost
     accounts: ClientAccounts
@@ -66,7 +69,12 @@ class SchedulerState:
 
     @classmethod
     def begin(
-        cls, cache: BlockCache, prefix: PrefixCache, config: SchedulerConfig, swap: SwapRoom | None
+        cls,
+        cache: BlockCache,
+        prefix: PrefixCache,
+        config: SchedulerConfig,
+        swap: SwapRoom | None,
+        turn: TurnBlock | None,
     ) -> SchedulerState:
         """Nobody waits and nobody runs."""
         accounts = ClientAccounts(config.client_weights)
@@ -76,6 +84,7 @@ class SchedulerState:
             prefix=prefix,
             config=config,
             swap=swap,
+            turn=turn,
             stats=SchedulerStats(),
             cost=StepCost(),
             accounts=accounts,

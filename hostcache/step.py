@@ -42,12 +42,15 @@ class StepPlan:
         decodes: requests that compute their newest token and sample, one row each: the first rows.
         prefills: what is computed of prompts, behind them; and last, of decoding requests with tokens proposed.
         tokens: int32 `[rows]`.
-        positions: int32 `[rows]`.
+        positions: int32 `[rows]`, by which q and K are rotated: where the row stands in its sequence, less what the
+            sequence was turned back.
         slots: int64 `[rows]`, where each row's K and V go.
         logit_rows: int64 `[samples]`, rows whose logits are wanted, in the order of `sampling`.
         query_starts: int32 `[sequences + 1]`, first row of each sequence.
-        context_lens: int32 `[sequences]`, tokens each sequence holds after this step.
+        context_lens: int32 `[sequences]`, tokens each sequence's table holds after this step.
         tables: int32 `[sequences, width]`, block ids; unused entries are 0.
+        windowing: int32 `[3, sequences]`: `windows`, `sinks`, and by how many positions a sequence was turned back.
+            None: no sequence has a window.
     """
 
     decodes: list[Request]
@@ -59,6 +62,7 @@ class StepPlan:
     query_starts: NDArray[np.int32]
     context_lens: NDArray[np.int32]
     tables: NDArray[np.int32]
+    windowing: NDArray[np.int32] | None = None
 
     @property
     def rows(self) -> int:
@@ -66,14 +70,34 @@ class StepPlan:
         return len(self.tokens)
 
     @property
+    def windows(self) -> NDArray[np.int32] | None:
+        """Newest tokens that each sequence's rows see, int32 `[sequences]`; 0: all. None: no sequence has a window."""
+        return None if self.windowing is None else self.windowing[0]
+
+    @property
+    def sinks(self) -> NDArray[np.int32] | None:
+        """First tokens that they see besides, int32 `[sequences]`."""
+        return None if self.windowing is None else self.windowing[1]
+
+    @property
     def attended(self) -> int:
-        """Tokens that all rows look at, each row at those up to itself."""
-        return int(np.add.reduce(self.positions, dtype=np.int64)) + self.rows
+        """Tokens that all rows look at, each row at those up to itself, or at a window of them."""
+        if self.windowing is None:
+            return int(np.add.reduce(self.positions, dtype=np.int64)) + self.rows
+        ends, counts = self.context_lens.astype(np.int64), np.diff(self.query_starts)
+        windows, sinks, _ = self.windowing.astype(np.int64)
+        # A sequence's rows look at `ends`, one less, and so on; of those, `beyond` rows would see more than they may.
+        excess = ends - np.where(windows > 0, windows + sinks, ends)
+        beyond = np.clip(excess, 0, counts)
+        return int((counts * ends - counts * (counts - 1) // 2 - beyond * excess + beyond * (beyond - 1) // 2).sum())
 
     @property
     def chunks(self) -> list[Chunk]:
         """One per sequence, in batch order."""
-        decodes = zip(self.decodes, self.positions.tolist(), strict=False)  # prompts' rows are behind
+        starts = self.positions[: len(self.decodes)]  # prompts' rows are behind
+        if self.windowing is not None:
+            starts = starts + self.windowing[2, : len(self.decodes)]
+        decodes = zip(self.decodes, starts.tolist(), strict=True)
         return [Chunk(request, position, 1, True) for request, position in decodes] + list(self.prefills)
 
     @property
@@ -97,21 +121,25 @@ class StepPlan:
         if decodes is None or not decodes.requests:
             return cls([], prefills, *_arrays_of(prefills))
         count = len(decodes.requests)
-        starts, contexts = np.arange(count + 1, dtype=np.int32), decodes.positions + 1
-        own = decodes.tokens, decodes.positions, decodes.slots, np.arange(count), starts, contexts, decodes.tables
+        starts, logits = np.arange(count + 1, dtype=np.int32), np.arange(count)
+        own = decodes.tokens, decodes.positions, decodes.slots, logits, starts, decodes.context_lens
         if not prefills:
-            return cls(decodes.requests, prefills, *own)
-        tokens, positions, slots, logit_rows, query_starts, context_lens, tables = _arrays_of(prefills)
+            return cls(decodes.requests, prefills, *own, decodes.tables, decodes.windowing)
+        tokens, positions, slots, logit_rows, query_starts, context_lens, tables, windowing = _arrays_of(prefills)
+        if windowing is not None or decodes.windowing is not None:
+            parts = (decodes.windowing, count), (windowing, len(prefills))
+            windowing = np.concatenate([_or_none(part, sequences) for part, sequences in parts], axis=1)
         return cls(
             decodes.requests,
             prefills,
             np.concatenate((decodes.tokens, tokens)),
             np.concatenate((decodes.positions, positions)),
             np.concatenate((decodes.slots, slots)),
-            np.concatenate((own[3], count + logit_rows)),
+            np.concatenate((logits, count + logit_rows)),
             np.concatenate((starts, count + query_starts[1:])),
-            np.concatenate((contexts, context_lens)),
+            np.concatenate((decodes.context_lens, context_lens)),
             _one_below_the_other(decodes.tables, tables),
+            windowing,
         )
 
 
@@ -123,8 +151,9 @@ _Arrays = tuple[
     NDArray[np.int32],
     NDArray[np.int32],
     NDArray[np.int32],
+    "NDArray[np.int32] | None",
 ]
-"""As in `StepPlan`, from `tokens` to `tables`."""
+"""As in `StepPlan`, from `tokens` to `windowing`."""
 
 
 def _arrays_of(chunks: Sequence[Chunk]) -> _Arrays:
@@ -142,13 +171,28 @@ def _arrays_of(chunks: Sequence[Chunk]) -> _Arrays:
         ids = request.table.ids
         tables[index, : len(ids)] = ids
         tokens[row : row + count] = request.buffer[start : start + count]
-        positions[row : row + count] = np.arange(start, start + count)
+        turned = request.table.gap.turned
+        positions[row : row + count] = np.arange(start - turned, start - turned + count)
         slots[row : row + count] = request.table.slots(start, start + count)
         row += count
     ends = zip(query_starts[1:].tolist(), chunks, strict=True)
     logit_rows = np.array([row for q, c in ends if c.samples for row in range(q - 1 - c.drafted, q)], np.int64)
-    context_lens = np.array([chunk.start + chunk.count for chunk in chunks], dtype=np.int32)
-    return tokens, positions, slots, logit_rows, query_starts, context_lens, tables
+    context_lens = np.array([c.start + c.count - c.request.table.gap.tokens for c in chunks], dtype=np.int32)
+    windowing = None
+    if any(chunk.request.layout is not None for chunk in chunks):
+        windowing = np.array([_windowing_of(chunk.request) for chunk in chunks], dtype=np.int32).T.copy()
+    return tokens, positions, slots, logit_rows, query_starts, context_lens, tables, windowing
+
+
+def _windowing_of(request: Request) -> tuple[int, int, int]:
+    """One column of `StepPlan.windowing`."""
+    layout = request.layout
+    return (0, 0, 0) if layout is None else (layout.shown, layout.window.sinks, request.table.gap.turned)
+
+
+def _or_none(windowing: NDArray[np.int32] | None, sequences: int) -> NDArray[np.int32]:
+    """As given, or that none of the sequences has a window."""
+    return np.zeros((3, sequences), dtype=np.int32) if windowing is None else windowing
 
 
 def _one_below_the_other(upper: NDArray[np.int32], lower: NDArray[np.int32]) -> NDArray[np.int32]:

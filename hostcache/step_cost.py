@@ -60,10 +60,18 @@ class StepCost:
         step, row, token = self._coefficients()
         return step + row * rows + token * attended / ATTENDED_UNIT
 
-    def chunk_seconds(self, start: int, count: int) -> float:
-        """What `count` further rows of one sequence cost, from position `start` on, in a step that runs anyway."""
+    def chunk_seconds(self, start: int, count: int, most: int | None = None) -> float:
+        """What `count` further rows of one sequence cost in steps that run anyway.
+
+        Args:
+            start: position of the first.
+            count: rows.
+            most: most tokens that a row looks at; None: all up to itself.
+        """
         _, row, token = self._coefficients()
-        return row * count + token * (start * count + count * (count + 1) / 2) / ATTENDED_UNIT
+        growing = count if most is None else min(max(most - start, 0), count)
+        attended = start * growing + growing * (growing + 1) / 2 + (most or 0) * (count - growing)
+        return row * count + token * attended / ATTENDED_UNIT
 
     def rows_within(self, seconds: float, start: int) -> int:
         """Most rows of one sequence, from position `start` on, whose cost stays within `seconds`."""

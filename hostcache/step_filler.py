@@ -16,6 +16,7 @@ from .request import FinishReason, Request, RequestState
 from .scheduler_state import SchedulerState
 from .step import Chunk, StepPlan
 from .step_budget import StepBudget
+from .window import blocks_at_most
 
 __all__ = ["Drafts", "StepFiller"]
 
@@ -48,6 +49,7 @@ class StepFiller:
         self._config = state.config
         self._stats = state.stats
         self._cost = state.cost
+        self._turn_block = state.turn
         self._running = state.running
         self._queue = state.queue
         self._admission = Admission(state)
@@ -76,7 +78,7 @@ class StepFiller:
         rows = self._running.decoding.rows(self.decodes) if self.decodes else None
         attended = 0
         if rows is not None and self._config.step_seconds is not None:
-            attended = int(rows.positions.sum()) + len(rows.requests)
+            attended = int(rows.context_lens.sum())
         budget = StepBudget(self._config, self._cost, len(self.decodes), attended)
         for request in self._running.prefilling.copy():
             if request.state is RequestState.RUNNING and not self._take_chunk(request, budget, now):
@@ -124,12 +126,13 @@ class StepFiller:
         """A slot for each sequence that decodes; returns those that got none."""
         batch = self._running.decoding
         self.decodes = batch.requests.copy()  # known before any of them takes a slot, should one raise
-        places = batch.without_room()
+        turning, places = batch.at_turn(), batch.without_room()
         stuck: list[Request] = []
-        if len(places) and (self._running.guaranteed or not batch.grow(places, self._pool)):
+        if turning or (len(places) and (self._running.guaranteed or not batch.grow(places, self._pool))):
             growing = [batch.requests[place] for place in places.tolist()]
+            due = turning + [request for request in growing if request not in turning]
             # One before it may have preempted it by the time its turn comes.
-            stuck = [r for r in growing if r.state is RequestState.RUNNING and not self._grow(r, 1, now)]
+            stuck = [r for r in due if r.state is RequestState.RUNNING and not self._go_on(r, now)]
             self.decodes = [request for request in batch.requests if request not in stuck]
         if self.decodes:
             batch.take(self.decodes)
@@ -137,19 +140,22 @@ class StepFiller:
 
     def _take_chunk(self, request: Request, budget: StepBudget, now: float) -> bool:
         """Slots for the next tokens of a prompt, if the budget has any for it; False: the pool has none."""
-        start = request.computed
+        start, before = request.computed, request.attended
         # A prompt that is to be answered several times is forked in front of its last token.
         wanted = max(1, request.remaining - 1) if request.branches else request.remaining
-        count = 0 if budget.exhausted else budget.grant(start, wanted)
+        count = 0 if budget.exhausted else budget.grant(before, wanted)
         if count == 0:
             return True
+        if start == request.next_turn and not self._turn(request, now):
+            return False
+        count = min(count, request.next_turn - start)
         if request.branches and request.remaining == 1:
             self._lifecycle.release_branches(request)
         if not self._grow(request, count, now):
             return False
         request.in_flight = True
         self.chunks.append(Chunk(request, start, count, count == request.remaining))
-        budget.spend(start, count)
+        budget.spend(before, count)
         return True
 
     def _take_drafts(self, drafts: Drafts, budget: StepBudget) -> bool:
@@ -163,7 +169,9 @@ class StepFiller:
             if draft is None:
                 continue
             # Behind an accepted draft comes a token of the model's own, which must fit, too.
-            count = budget.spare(request.length, min(len(draft), request.limit - request.length - 1))
+            most = min(request.limit - 1, request.next_turn) - request.length
+            before = request.attended + 1  # the newest one
+            count = budget.spare(before, min(len(draft), most))
             if self._running.promised + request.table.blocks_needed(count) > self._pool.available:
                 count = min(count, request.table.own_until - request.table.length)
             if count < 1:
@@ -173,7 +181,7 @@ class StepFiller:
             request.buffer[request.length : request.length + count] = draft[:count]
             request.table.append(count)
             self.chunks.append(Chunk(request, request.computed, 1 + count, samples=True, drafted=count))
-            budget.spend(request.length, count)
+            budget.spend(before, count)
         self.decodes = [request for request in self.decodes if request not in taken]
         return bool(taken)
 
@@ -187,7 +195,7 @@ class StepFiller:
                 if request is None:
                     break
                 aside.append(request)
-                if self._geometry.blocks_for(request.length) > self._pool.total:
+                if blocks_at_most(request.layout, self._geometry.blocks_for(request.length)) > self._pool.total:
                     self._queue.put_back(aside.pop())
                     self._fail(request)  # it filled the pool together with a fork of itself, and lost its place
                     continue
@@ -218,19 +226,45 @@ class StepFiller:
 
     def _grow(self, request: Request, count: int, now: float) -> bool:
         """Give a request's next tokens slots, at the expense of those below it if need be."""
-        table, running = request.table, self._running
-        # What was promised to others that must not be preempted is theirs.
-        theirs = running.guaranteed - (request.promised if running.has_guarantee(request) else 0)
-        missing = table.blocks_needed(count) + theirs - self._pool.available
-        if missing > 0:
-            victims = self._preemption.victims_behind(request, missing)
-            for victim in victims:
-                self._preemption.preempt(victim, now)
-            if not victims and not (missing == 1 and self._free_tail(request)):
-                return False
-        table.append(count)
-        running.update(request)
+        missing = self._missing(request, request.table.blocks_needed(count))
+        if (
+            missing > 0
+            and not self._make_room(request, missing, now)
+            and not (missing == 1 and self._free_tail(request))
+        ):
+            return False
+        request.table.append(count)
+        self._running.update(request)
         return True
+
+    def _go_on(self, request: Request, now: float) -> bool:
+        """Give a decoding request's next token a slot, its keys turned back before if that is due."""
+        if request.computed == request.next_turn and not self._turn(request, now):
+            return False
+        return self._grow(request, 1, now)
+
+    def _turn(self, request: Request, now: float) -> bool:
+        """Turn a request's keys back, so that it can go on, at the expense of those below it if need be."""
+        assert self._turn_block is not None  # no request slides without
+        missing = self._missing(request, request.table.blocks_to_turn())
+        if missing > 0 and not self._make_room(request, missing, now):
+            return False
+        request.table.turn(self._turn_block)
+        self._running.update(request)
+        return True
+
+    def _missing(self, request: Request, blocks: int) -> int:
+        """How many of the blocks that a running request needs are not there for it."""
+        # What was promised to others that must not be preempted is theirs.
+        own = request.promised if self._running.has_guarantee(request) else 0
+        return blocks + self._running.guaranteed - own - self._pool.available
+
+    def _make_room(self, request: Request, missing: int, now: float) -> bool:
+        """Preempt requests below this one for the blocks that it lacks; False: they have not got that many."""
+        victims = self._preemption.victims_behind(request, missing)
+        for victim in victims:
+            self._preemption.preempt(victim, now)
+        return bool(victims)
 
     def _free_tail(self, request: Request) -> bool:
         """Let the prefix cache forget the tail that only this request uses: then it needs no private copy."""

@@ -1,8 +1,9 @@
-"""One sequence's blocks, in order: append, fork with copy-on-write, truncate."""
+"""One sequence's blocks, in order: append, fork with copy-on-write, truncate, let go of some in the middle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,18 +11,43 @@ from numpy.typing import NDArray
 from .blocks import BlockPool
 from .errors import UsageError
 
-__all__ = ["BlockTable", "CopyBlock"]
+__all__ = ["NO_GAP", "BlockTable", "CopyBlock", "TableGap", "TurnBlock"]
 
 CopyBlock = Callable[[int, int, int], None]
 """`copy(source, destination, tokens)` copies the first `tokens` tokens of a block, all layers."""
+
+TurnBlock = Callable[[int, int, int], None]
+"""`turn(source, destination, by)` copies a block, all layers, its keys turned on by `by` positions, or back."""
+
+
+@dataclass(frozen=True)
+class TableGap:
+    """What a table has let go of.
+
+    Attributes:
+        front: tokens in front of the gap; whole blocks.
+        tokens: tokens in the gap; whole blocks.
+        turned: positions by which the keys behind it were turned back; at most `tokens`.
+    """
+
+    front: int = 0
+    tokens: int = 0
+    turned: int = 0
+
+
+NO_GAP = TableGap()
+"""Nothing is missing."""
 
 
 class BlockTable:
     """Maps a sequence's positions to slots of the pool: position p is in block `p // block_tokens` of the table.
 
     The table owns one reference per entry. Entries are only appended or cut off at the end, never re-pointed,
-    with one exception: before a token is written behind shared or kept content, the tail block is replaced by a
-    private copy (copy-on-write).
+    with two exceptions: before a token is written behind shared or kept content, the tail block is replaced by a
+    private copy (copy-on-write); and `turn` replaces blocks whose keys change.
+
+    A table may let go of blocks in its middle. Positions and lengths still count all tokens; those behind the gap are
+    in block `(p - gap) // block_tokens`.
 
     Args:
         pool: where blocks come from and go back to.
@@ -29,7 +55,8 @@ class BlockTable:
 
     Attributes:
         blocks: block ids, first position first. Read it; change it only through the methods.
-        length: tokens that have a slot.
+        length: tokens that have a slot, or had one in the gap.
+        gap: what it has let go of.
         own_until: how many may have one before the next block is taken, or a copy of a shared one. Whoever comes to
             share the last block does so by `fork`, or after this table has let go of it.
 
@@ -49,6 +76,7 @@ class BlockTable:
     def __init__(self, pool: BlockPool, copy: CopyBlock) -> None:
         self.blocks: list[int] = []
         self.length = 0
+        self.gap = NO_GAP
         self.own_until = 0
         self._pool = pool
         self._copy = copy
@@ -66,29 +94,37 @@ class BlockTable:
             return None
         return self.blocks[-1]
 
-    def adopt(self, blocks: Sequence[int], tokens: int) -> None:
+    @property
+    def held(self) -> int:
+        """Tokens that have a slot: `length` without the gap."""
+        return self.length - self.gap.tokens
+
+    def adopt(self, blocks: Sequence[int], tokens: int, gap: TableGap = NO_GAP) -> None:
         """Start an empty table with blocks whose references the caller hands over.
 
         Args:
             blocks: block ids, already acquired for this table.
-            tokens: tokens they hold; at most the last block is not full.
+            tokens: the table's length: tokens they hold, and those in the gap; at most the last block is not full.
+            gap: what is missing among them.
 
         Raises:
             UsageError: the table is not empty, or the blocks are not as many as the tokens need.
         """
-        if self.blocks or len(blocks) != -(-tokens // self._pool.block_tokens):
+        if self.length or len(blocks) != -(-(tokens - gap.tokens) // self._pool.block_tokens):
             raise UsageError(
-                f"cannot adopt {len(blocks)} blocks for {tokens} tokens into a table of {len(self.blocks)} blocks",
+                f"cannot adopt {len(blocks)} blocks for {tokens} tokens, {gap.tokens} of them missing, into a table of "
+                f"{len(self.blocks)} blocks",
                 blocks=len(blocks),
                 tokens=tokens,
             )
         self._extend(blocks)
+        self.gap = gap
         self.length = self.own_until = tokens
 
     def blocks_needed(self, count: int) -> int:
         """Blocks that `append(count)` would take from the pool, the private copy of a shared tail included."""
         size = self._pool.block_tokens
-        grown = -(-(self.length + count) // size) - len(self.blocks)
+        grown = -(-(self.length + count - self.gap.tokens) // size) - len(self.blocks)
         return grown + (count > 0 and self.shared_tail is not None)
 
     def append(self, count: int) -> None:
@@ -107,19 +143,19 @@ class BlockTable:
                 self._replace_tail(fresh.pop(0))
             self._extend(fresh)
         self.length += count
-        self.own_until = len(self.blocks) * self._pool.block_tokens
+        self._own_all()
 
     def catch_up(self, ids: NDArray[np.int32], length: int) -> None:
         """Learn what was done in its name: blocks were allocated for it, and tokens got slots in them or lost them.
 
         Args:
             ids: int32, its block ids, none of them shared if there are more than before.
-            length: tokens that have a slot.
+            length: tokens that have a slot, or had one in the gap.
         """
         fresh = ids[len(self.blocks) :].tolist()
         if fresh:
             self._extend(fresh)
-            self.own_until = len(self.blocks) * self._pool.block_tokens
+            self._own_all()
         self.length = length
 
     def fork(self) -> BlockTable:
@@ -127,25 +163,88 @@ class BlockTable:
         child = BlockTable(self._pool, self._copy)
         for block in self.blocks:
             self._pool.acquire(block)
-        child.adopt(self.blocks, self.length)
+        child.adopt(self.blocks, self.length, self.gap)
         self.own_until = self.length
         return child
+
+    def let_go(self, front: int, tokens: int) -> bool:
+        """Let the gap grow to `tokens` tokens behind the first `front` ones: this table's references to them go.
+
+        Args:
+            front: whole blocks; the same in every call.
+            tokens: whole blocks; fewer than are missing already change nothing.
+
+        Returns:
+            Whether any block went.
+
+        Raises:
+            UsageError: these are not whole blocks of the table behind where the gap began.
+        """
+        size, gap = self._pool.block_tokens, self.gap
+        if tokens <= gap.tokens:
+            return False
+        if front % size or tokens % size or front + tokens > self.length or (gap.tokens and front != gap.front):
+            raise UsageError(
+                f"cannot let go of {tokens} tokens behind {front} in a table of {self.length} tokens in blocks of "
+                f"{size}, whose gap is {gap.tokens} tokens behind {gap.front}",
+                front=front,
+                tokens=tokens,
+            )
+        first, count = front // size, (tokens - gap.tokens) // size
+        dropped = self.blocks[first : first + count]
+        del self.blocks[first : first + count]
+        self._ids[first : len(self.blocks)] = self.blocks[first:]
+        self.gap = TableGap(front, tokens, gap.turned)
+        self._pool.release_all(dropped)
+        return True
+
+    def known_behind(self, front: int) -> int:
+        """Blocks behind the first `front` tokens that the prefix cache knows."""
+        return sum(1 for block in self.blocks[front // self._pool.block_tokens :] if self._pool.is_kept(block))
+
+    def blocks_to_turn(self) -> int:
+        """Blocks that must be available for `turn`: one to turn into, and one for each that it cannot free."""
+        moved = self.blocks[self.gap.front // self._pool.block_tokens :]
+        staying = sum(1 for block in moved if not self._pool.would_free(block))
+        return staying + (staying < len(moved))
+
+    def turn(self, turn: TurnBlock) -> None:
+        """Close the gap in the keys' positions: each block behind it is replaced by a copy that was turned back.
+
+        Others that share these blocks, or know what they hold, keep them as they are.
+
+        Args:
+            turn: how a block is turned.
+
+        Raises:
+            OutOfBlocks: fewer than `blocks_to_turn` are available.
+        """
+        by = self.gap.turned - self.gap.tokens
+        for index in range(self.gap.front // self._pool.block_tokens, len(self.blocks)):
+            (fresh,) = self._pool.allocate(1)
+            turn(self.blocks[index], fresh, by)
+            self._repoint(index, fresh)
+        self.gap = replace(self.gap, turned=self.gap.tokens)
+        if self.held > self.gap.front:
+            self._own_all()
 
     def truncate(self, length: int) -> None:
         """Take back the slots of the tokens from `length` on.
 
         Raises:
-            UsageError: `length` is negative or beyond the table.
+            UsageError: `length` is negative, beyond the table or in front of the gap's end, and not 0.
         """
-        if not 0 <= length <= self.length:
+        if length == 0:
+            self.gap = NO_GAP
+        if not self.gap.front + self.gap.tokens <= length <= self.length:
             raise UsageError(f"cannot truncate a table of {self.length} tokens to {length}", length=length)
-        keep = -(-length // self._pool.block_tokens)
+        keep = -(-(length - self.gap.tokens) // self._pool.block_tokens)
         dropped = self.blocks[keep:]
         del self.blocks[keep:]
         self.length = self.own_until = length
         self._pool.release_all(dropped)
         if length and self.shared_tail is None:
-            self.own_until = keep * self._pool.block_tokens
+            self._own_all()
 
     def release(self) -> None:
         """Give every block back. The table is empty afterwards and may be used again."""
@@ -155,26 +254,43 @@ class BlockTable:
         """Slot ids (`block * block_tokens + offset`) of positions `start` to `stop - 1`, int64.
 
         Raises:
-            UsageError: a position has no slot.
+            UsageError: a position has no slot, or they are on both sides of the gap.
         """
-        if not 0 <= start <= stop <= self.length:
-            raise UsageError(f"positions {start}..{stop} are not within 0..{self.length}", start=start, stop=stop)
-        size = self._pool.block_tokens
-        positions = np.arange(start, stop, dtype=np.int64)
+        gap = self.gap
+        behind = start >= gap.front + gap.tokens
+        if not 0 <= start <= stop <= (self.length if behind else gap.front):
+            raise UsageError(
+                f"positions {start}..{stop} are not within 0..{self.length}, on one side of the {gap.tokens} missing "
+                f"behind {gap.front}",
+                start=start,
+                stop=stop,
+            )
+        size, shift = self._pool.block_tokens, gap.tokens if behind else 0
+        positions = np.arange(start - shift, stop - shift, dtype=np.int64)
         return self._ids[positions // size].astype(np.int64) * size + positions % size
 
     def slot(self, position: int) -> int:
-        """Slot id of one position."""
+        """Slot id of one position, which is not in the gap."""
         size = self._pool.block_tokens
+        if position >= self.gap.front:
+            position -= self.gap.tokens
         return self.blocks[position // size] * size + position % size
 
     def _replace_tail(self, fresh: int) -> None:
         shared = self.blocks[-1]
         self._copy(shared, fresh, self.length % self._pool.block_tokens)
-        # The shared block was referenced until the copy was done; only now may it go.
-        self.blocks[-1] = fresh
-        self._ids[len(self.blocks) - 1] = fresh
-        self._pool.release(shared)
+        self._repoint(len(self.blocks) - 1, fresh)
+
+    def _repoint(self, index: int, fresh: int) -> None:
+        """A block has been copied: only now may the old one go, which was referenced until then."""
+        old = self.blocks[index]
+        self.blocks[index] = fresh
+        self._ids[index] = fresh
+        self._pool.release(old)
+
+    def _own_all(self) -> None:
+        """The last block is nobody else's, and may be written to its end."""
+        self.own_until = len(self.blocks) * self._pool.block_tokens + self.gap.tokens
 
     def _extend(self, blocks: Sequence[int]) -> None:
         start, stop = len(self.blocks), len(self.blocks) + len(blocks)

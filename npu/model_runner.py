@@ -56,7 +56,9 @@ class ModelRunner:
             self._runtime.attend(layer, q, out)
 
         try:
-            self._runtime.begin_step(AttentionBatch(plan.query_starts, plan.context_lens, plan.tables))
+            self._runtime.begin_step(
+                AttentionBatch(plan.query_starts, plan.context_lens, plan.tables, plan.windows, plan.sinks)
+            )
             return self._decoder.forward(plan.tokens, plan.positions, plan.logit_rows, attend)
         finally:
             self._runtime.end_step()

@@ -101,7 +101,7 @@ class Peak:
         size = engine.cache.geometry.block_tokens
         for request in engine.scheduler.running:
             for index, block in enumerate(request.table.blocks):
-                filled[block] = max(filled[block], min(size, request.table.length - index * size))
+                filled[block] = max(filled[block], min(size, request.table.held - index * size))
         if len(filled) >= self.used:
             refs = engine.cache.pool.refs
             self.used, self.slots, self.live = len(filled), len(filled) * size, sum(filled.values())

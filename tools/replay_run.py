@@ -194,7 +194,7 @@ class Replay:
         blocks = tokens = 0
         for request in running:
             blocks += len(request.table.blocks)
-            tokens += request.table.length
+            tokens += request.table.held
         held = pool.total - pool.refs.count(0)
         if blocks != sum(pool.refs) or held + pool.free + pool.cached + pool.fenced + pool.withheld != pool.total:
             raise BlockStateError(

@@ -1,17 +1,17 @@
 """A shadow of the pool: every physical slot remembers the exact tokens it was computed for.
 
-No model runs. The K and V written for a token encode a digest of the whole prefix that ends with it, into the real
-region through the real write path. Before a step "attends", every slot it would read is compared with the digest
-of the tokens it should have been computed for. So stale, foreign, misplaced or lost KV is seen whatever caused it.
+No model runs. The K and V written for a token encode a digest of all that they depend on, into the real region through
+the real write path. Before a step "attends", every slot it would read is compared with the digest of the tokens it
+should have been computed for. So stale, foreign, misplaced or lost KV is seen whatever caused it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,29 +26,12 @@ from hostcache.request import FinishReason, Request, RequestState
 from hostcache.scheduler import Scheduler, SchedulerConfig
 from hostcache.step import Chunk, StepPlan
 from hostcache.swap import SwapSpace
+from tests.hostcache.slot_identity import DIGEST_VALUES, HEAD_DIM, KEY_POSITION, Fault, View, digest_rows, values_of
 
-HEAD_DIM = 8
-DIGEST_VALUES = 2 * HEAD_DIM  # K and V of one head
+__all__ = ["DIGEST_VALUES", "HEAD_DIM", "NAMESPACES", "OWNER", "Fault", "ShadowEngine", "digest_rows", "values_of"]
+
 OWNER = "shadow"  # of all pins
 NAMESPACES = (Namespace("model"), Namespace("model", salt="tenant"), Namespace("model", prompt_version="2"))
-
-
-class Fault(AssertionError):
-    """The shadow disagrees with the cache."""
-
-
-def digest_rows(namespace: Namespace, tokens: NDArray[np.int32], known: list[bytes]) -> list[bytes]:
-    """Extend `known`, the digests of the first tokens, to all tokens. Each digest covers everything before it."""
-    for position in range(len(known), len(tokens)):
-        before = known[position - 1] if position else repr(namespace).encode()
-        known.append(hashlib.blake2b(before + int(tokens[position]).to_bytes(4, "little"), digest_size=32).digest())
-    return known
-
-
-def values_of(digests: list[bytes]) -> NDArray[np.float32]:
-    """Digests as `[n, 16]` integers below 2048, which fp16 holds exactly."""
-    packed = np.frombuffer(b"".join(digests), dtype=np.uint16).reshape(-1, DIGEST_VALUES)
-    return (packed & 2047).astype(np.float32)
 
 
 @dataclass
@@ -72,6 +55,7 @@ class ShadowEngine:
     now: float = field(default=0.0, init=False)
     random: random.Random = field(init=False)
     digests: dict[int, list[bytes]] = field(default_factory=dict, init=False)
+    views: dict[int, View] = field(default_factory=dict, init=False)
     fences: list[HeldFence] = field(default_factory=list, init=False)
     live: list[Request] = field(default_factory=list, init=False)
     seen: Counter[str] = field(default_factory=Counter, init=False)
@@ -84,7 +68,6 @@ class ShadowEngine:
         swap_blocks = self.random.choice((0, 0, 2, 40))
         self.swap = self.swap_space(swap_blocks * geometry.block_bytes) if swap_blocks else None
         config = SchedulerConfig(
-            context_length=self.blocks * self.block_tokens + 8,
             max_rows=self.random.choice((8, 16, 40)),
             max_sequences=self.random.choice((1, 3, 8)),
             prefill_chunk=self.random.choice((1, 3, 4, 7, 64)),
@@ -94,10 +77,33 @@ class ShadowEngine:
             max_skips=self.random.choice((0, 1, 4)),
             max_preemptions=self.random.choice((0, 1, 2, 8)),
             max_dedup_steps=self.random.choice((0, 3, 128)),
+            **self.further_limits(),
         )
-        self.scheduler = Scheduler(self.cache, self.prefix, config, clock=lambda: self.now, swap=self.swap)
+        self.scheduler = Scheduler(
+            self.cache, self.prefix, config, clock=lambda: self.now, swap=self.swap, turn=self.turn
+        )
         self.shed: set[int] = set()  # requests that gave way to somebody outside
         self.memory = self.cache.buffer.view(np.float16).reshape(self.blocks, 2, self.block_tokens, HEAD_DIM)
+
+    def further_limits(self) -> dict[str, Any]:
+        """Of the scheduler: those that are not the same in all traffic."""
+        return {"context_length": self.blocks * self.block_tokens + 8}
+
+    def further_terms(self) -> dict[str, Any]:
+        """Of a request, likewise; arguments of `submit`."""
+        return {"max_tokens": self.random.randint(1, 30)}
+
+    def view(self, request: Request) -> View:
+        """What the request's tokens see."""
+        return self.views.get(request.id) or View(None, 0, 0, slides=False, block_tokens=self.block_tokens)
+
+    def turn(self, source: int, destination: int, by: int) -> None:
+        """Turn a block's keys: what was told to stay where it is must not be written to."""
+        if source == destination or not self.cache.pool.writable(destination):
+            raise Fault(f"block {source} is turned into block {destination}, which is not the table's own")
+        self.cache.copy_block(source, destination, self.block_tokens)
+        self.memory[destination, 0, :, KEY_POSITION] += by
+        self.seen["turned"] += 1
 
     def swap_space(self, nbytes: int) -> SwapSpace:
         """Where preempted requests leave their blocks."""
@@ -145,16 +151,16 @@ class ShadowEngine:
         """A prompt over two tokens and few lengths: beginnings coincide all the time."""
         length = self.random.randint(1, self.random.choice((4, 9, 30, self.blocks * self.block_tokens + 4)))
         tokens = np.array([self.random.choice((0, 0, 0, 1)) for _ in range(length)], dtype=np.int32)
-        waiting = len(self.scheduler.waiting)
+        waiting, terms = len(self.scheduler.waiting), self.further_terms()
         try:
             request = self.scheduler.submit(
                 tokens,
                 self.random.choice(NAMESPACES),
-                self.random.randint(1, 30),
                 priority=self.random.choice((0, 0, 0, 1, 2)),
                 client=self.random.choice("abc"),
                 deadline=self.now + 2 if self.random.random() < 0.1 else None,
                 max_queue_seconds=1.0 if self.random.random() < 0.1 else None,
+                **terms,
             )
         except RequestRefused:
             self.seen["refused, queue full" if waiting >= 6 else "refused"] += 1
@@ -162,7 +168,14 @@ class ShadowEngine:
         branches = self.random.choice((0, 0, 0, 0, 0, 1, 3))
         for each in (request, *(self.scheduler.branch(request) for _ in range(branches))):
             self.digests[each.id] = []
+            self.views[each.id] = self.view_of(terms)
             self.live.append(each)
+
+    def view_of(self, terms: dict[str, Any]) -> View:
+        """What a request sees that was submitted on such terms."""
+        config, window = self.scheduler.config, terms.get("window")
+        tokens, sinks = (window.tokens, window.sinks) if window else (config.model_window or None, 0)
+        return View(tokens, sinks, config.context_length, terms.get("slide", False), self.block_tokens)
 
     def invalidate(self) -> None:
         self.seen["invalidated"] += self.prefix.invalidate(namespace=self.random.choice(NAMESPACES)) > 0
@@ -193,6 +206,7 @@ class ShadowEngine:
             parent = self.random.choice(self.scheduler.running)
             child = self.scheduler.fork(parent)
             self.digests[child.id] = list(self.digests[parent.id])
+            self.views[child.id] = self.view(parent)
             self.live.append(child)
             self.seen[f"forked, {child.state.value}"] += 1
 
@@ -201,7 +215,7 @@ class ShadowEngine:
         readable = [request for request in self.scheduler.running if request.computed]
         if readable and len(self.fences) < 2:
             request = self.random.choice(readable)
-            full = request.table.blocks[: request.computed // self.block_tokens]
+            full = request.table.blocks[: request.table.held // self.block_tokens]
             if full:
                 fence = self.cache.pool.fence(full)
                 self.fences.append(HeldFence(fence, list(full), self.memory[full].copy().view(np.uint8), 3))
@@ -227,22 +241,29 @@ class ShadowEngine:
     def check_reads(self, plan: StepPlan) -> None:
         """Everything that attention would read besides this step's own rows."""
         for index, chunk in enumerate(plan.chunks):
-            request, size = chunk.request, self.block_tokens
-            digests = digest_rows(request.namespace, request.tokens, self.digests[request.id])
-            used = -(-chunk.start // size)
-            rows = self.memory[plan.tables[index, :used]].transpose(0, 2, 1, 3).reshape(-1, DIGEST_VALUES)
-            if chunk.start and not np.array_equal(rows[: chunk.start], values_of(digests[: chunk.start])):
-                bad = int(np.flatnonzero((rows[: chunk.start] != values_of(digests[: chunk.start])).any(axis=1))[0])
-                raise Fault(f"request {request.id} would read KV at {bad} that was computed for other tokens")
+            request = chunk.request
+            self.check_slots(plan, index, chunk)
             if chunk.start + chunk.count - chunk.drafted > request.length or chunk.count < 1:
                 raise Fault(f"request {request.id} computes {chunk.start}+{chunk.count} of {request.length} tokens")
             if chunk.samples != (chunk.start + chunk.count - chunk.drafted == request.length):
                 raise Fault(f"request {request.id} samples before its last token")
             self.seen["hit"] += bool(request.hit_tokens)
 
+    def check_slots(self, plan: StepPlan, index: int, chunk: Chunk) -> None:
+        """The rows' positions, what they are told to see, and what lies there."""
+        request, view = chunk.request, self.view(chunk.request)
+        view.check_rows(plan, index, chunk.start, chunk.start + chunk.count)
+        told = (0, 0) if plan.windows is None or plan.sinks is None else (plan.windows[index], plan.sinks[index])
+        # The model knows its own window.
+        if told != ((0, 0) if self.scheduler.config.model_window or view.window is None else (view.window, view.sinks)):
+            raise Fault(f"request {request.id} sees {told}, not {view}")
+        digests = digest_rows(request.namespace, request.tokens, self.digests[request.id], view)
+        view.check_slots(self.memory, plan.tables[index], chunk.start, digests)
+
     def write(self, plan: StepPlan) -> None:
         """Write this step's K and V where the plan says, and check that nobody else reads there."""
-        values = np.concatenate([values_of(self.digests_of(chunk)) for chunk in plan.chunks])
+        digests = [digest for chunk in plan.chunks for digest in self.digests_of(chunk)]
+        values = values_of(digests, plan.positions)
         expected = np.concatenate(
             [chunk.request.buffer[chunk.start : chunk.start + chunk.count] for chunk in plan.chunks]
         )
@@ -258,7 +279,8 @@ class ShadowEngine:
         """Of a chunk's tokens, what was proposed included: that is forgotten again."""
         request, stop = chunk.request, chunk.start + chunk.count
         known = list(self.digests[request.id][: request.length])
-        return digest_rows(request.namespace, request.buffer[:stop], known)[chunk.start : stop]
+        view = self.view(request)
+        return digest_rows(request.namespace, request.buffer[:stop], known, view)[chunk.start : stop]
 
     def sampled(self, plan: StepPlan) -> list[int]:
         """The next token of each row that gives one."""
@@ -281,8 +303,7 @@ class ShadowEngine:
 
     def next_token(self, request: Request, ahead: int = 0) -> int:
         """A function of the whole prefix, read back from the last slot: wrong KV gives wrong text."""
-        position = request.length - 1 + ahead
-        block, offset = request.table.blocks[position // self.block_tokens], position % self.block_tokens
+        block, offset = divmod(request.table.slot(request.length - 1 + ahead), self.block_tokens)
         return int(self.memory[block, 0, offset, 0]) % 8 == 0
 
     def check(self) -> None:
@@ -325,13 +346,15 @@ class ShadowEngine:
         running, config = self.scheduler._state.running, self.scheduler.config
         promised = {request.id: request.promised for request in self.scheduler.running}
         for request in self.scheduler.running:
-            table, length = request.table, request.length
+            length = request.length
             guaranteed = request.preemptions >= config.max_preemptions
             if guaranteed:
-                need = min(table.blocks_needed(request.most_computed - table.length), self.blocks - len(table.blocks))
+                need = self.blocks_to_come(request, request.most_computed)
             else:
-                need = table.blocks_needed(length - table.length) if length - request.computed > 1 else 0
-            if not need <= promised[request.id] <= need + 1:  # by now it may need no copy of its tail any more
+                need = self.blocks_to_come(request, length) if length - request.computed > 1 else 0
+            if self.view(request).window is not None and promised[request.id] > need:
+                self.seen["promised what was shared with the prefix cache"] += 1
+            elif not need <= promised[request.id] <= need + 1:  # by now it may need no copy of its tail any more
                 raise Fault(f"request {request.id} needs {need} blocks and was promised {promised[request.id]}")
             self.seen["guaranteed"] += guaranteed and config.max_preemptions > 0
         if running.promised != sum(promised.values()):
@@ -339,6 +362,19 @@ class ShadowEngine:
         for request in self.live:
             if request.preemptions > config.max_preemptions and request.id not in self.shed:
                 raise Fault(f"request {request.id} lost its blocks {request.preemptions} times")
+
+    def blocks_to_come(self, request: Request, tokens: int) -> int:
+        """Blocks that a running request's table may need until it has so many tokens; a window gives some back."""
+        table, view, config = request.table, self.view(request), self.scheduler.config
+        need = min(table.blocks_needed(tokens - table.length), self.blocks - len(table.blocks))
+        if view.window is None:
+            return need
+        chunk = min(config.prefill_chunk, config.max_rows)
+        behind = table.blocks[view.front // self.block_tokens :]
+        lent = sum(self.cache.pool.is_kept(block) for block in behind)
+        most = -(-(view.window + chunk) // self.block_tokens) + 1 + view.slides - (len(behind) - lent)
+        most += view.front // self.block_tokens - (len(table.blocks) - len(behind))
+        return max(0, min(need, most))
 
     def check_end(self, request: Request) -> None:
         if not request.finished:
@@ -352,3 +388,4 @@ class ShadowEngine:
         if (request.finish_reason is FinishReason.FAILED) != isinstance(request.error, RequestFailed):
             raise Fault(f"request {request.id} ended {request.finish_reason} with error {request.error!r}")
         del self.digests[request.id]
+        self.views.pop(request.id, None)
