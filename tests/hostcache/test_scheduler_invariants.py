@@ -241,6 +241,25 @@ def test_a_step_that_fails_while_a_sequence_grows_gives_all_slots_back(monkeypat
     bench.run()
 
 
+def test_equal_prefixes_of_two_sequences_are_evictable_once() -> None:
+    """Both computed the same two blocks; what the second one has of them is free when it ends, not cached as well."""
+    bench = Bench(max_dedup_steps=0)
+    first, second = bench.submit(8, max_tokens=1), bench.submit(8, max_tokens=1)
+    bench.step()
+    assert (first.hit_tokens, second.hit_tokens) == (0, 0)
+    assert (bench.pool.cached, bench.pool.free, bench.pool.used) == (2, 14, 0)
+
+
+@pytest.mark.parametrize(("length", "hit"), [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)])
+def test_prompts_hit_from_two_tokens_on(length: int, hit: int) -> None:
+    """No length is too short to be cached, but one token must be left to compute."""
+    bench = Bench()
+    for _ in range(2):
+        request = bench.submit(length, max_tokens=1)
+        bench.run()
+    assert request.hit_tokens == hit
+
+
 def test_after_one_short_prompt_nothing_is_left_over() -> None:
     bench = Bench()
     bench.submit(3, max_tokens=1)
