@@ -47,12 +47,16 @@ class AttentionBatch:
 
         Args:
             window: the layer's, in tokens; 0: it has none.
+
+        Returns:
+            Windows and sinks of all sequences; or None for both, if no window is shorter than its sequence.
         """
-        if not window:
-            return self
-        own = np.zeros_like(self.context_lens) if self.windows is None else self.windows
-        narrower = np.where((own == 0) | (own > window), np.int32(window), own)
-        return replace(self, windows=narrower)
+        none = np.zeros_like(self.context_lens)
+        own, sinks = (none if counts is None else counts for counts in (self.windows, self.sinks))
+        narrower = np.where((own == 0) | (own > window), np.int32(window), own) if window else own
+        if not ((narrower > 0) & (narrower < self.context_lens)).any():
+            return replace(self, windows=None, sinks=None)
+        return replace(self, windows=narrower, sinks=sinks)
 
 
 class AttentionRuntime(Protocol):

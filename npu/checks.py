@@ -14,7 +14,7 @@ from hostcache.geometry import KVGeometry
 from ._attention import lib
 from .attention import AttentionBatch
 
-__all__ = ["check_geometry", "check_operand", "check_process", "check_windows", "copy_checked"]
+__all__ = ["check_geometry", "check_layer", "check_operand", "check_process", "check_windows", "copy_checked"]
 
 
 def check_geometry(geometry: KVGeometry, heads: int) -> None:
@@ -133,6 +133,16 @@ def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> At
         )
     windows = _copy_counts("windows", batch.windows, len(lens))
     return AttentionBatch(starts, lens, tables, windows, _copy_counts("sinks", batch.sinks, len(lens)))
+
+
+def check_layer(layer: int, layers: int) -> None:
+    """See that a model has a layer.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if not 0 <= layer < layers:
+        raise UsageError(f"layer {layer} is not in 0..{layers - 1}", layer=layer)
 
 
 def check_operand(

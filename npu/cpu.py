@@ -15,7 +15,7 @@ from hostcache.geometry import KVGeometry
 
 from ._attention import ffi, lib
 from .attention import AttentionBatch
-from .checks import check_geometry, check_operand, check_process, check_windows, copy_checked
+from .checks import check_geometry, check_layer, check_operand, check_process, check_windows, copy_checked
 
 if TYPE_CHECKING:
     from hostcache._cffi import CData
@@ -159,8 +159,7 @@ class CpuAttention:
         self._check_open()
         if self._batch is None:
             raise UsageError("attend came without a step: call begin_step first")
-        if not 0 <= layer < self._geometry.layers:
-            raise UsageError(f"layer {layer} is not in 0..{self._geometry.layers - 1}", layer=layer)
+        check_layer(layer, self._geometry.layers)
         shape = (self._batch.rows, self._heads, self._geometry.head_dim)
         check_operand("q", q, shape)
         check_operand("out", out, shape, writable=True)

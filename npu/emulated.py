@@ -30,6 +30,7 @@ class EmulatedAttention(StagedAttention):
         tiled: stage K and V in the NPU's own order.
         placement: as in `StagedAttention`.
         resident_bytes: as in `StagedAttention`.
+        windows: as in `StagedAttention`.
 
     Attributes:
         name: `"emulated"`.
@@ -54,6 +55,7 @@ class EmulatedAttention(StagedAttention):
         tiled: bool = False,
         placement: Placement | None = None,
         resident_bytes: int = 0,
+        windows: Sequence[int] = (),
     ) -> None:
         super().__init__(
             cache,
@@ -64,4 +66,5 @@ class EmulatedAttention(StagedAttention):
             host=host,
             placement=placement,
             resident_bytes=resident_bytes,
+            windows=windows,
         )

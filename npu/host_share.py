@@ -32,7 +32,8 @@ class Share:
         starts = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
         shift = np.repeat(step.query_starts[sequences] - starts[:-1], counts)
-        batch = AttentionBatch(starts, step.context_lens[sequences], step.tables[sequences])
+        windows, sinks = (None if counts is None else counts[sequences] for counts in (step.windows, step.sinks))
+        batch = AttentionBatch(starts, step.context_lens[sequences], step.tables[sequences], windows, sinks)
         return cls(batch, (np.arange(starts[-1]) + shift).astype(np.int64))
 
     @classmethod
@@ -45,12 +46,14 @@ class Share:
             np.cumsum(rows, dtype=np.int32),
             np.concatenate([share.batch.context_lens for share in shares]),
             np.concatenate([share.batch.tables for share in shares]),
+            _one_behind_the_other([share.batch.windows for share in shares]),
+            _one_behind_the_other([share.batch.sinks for share in shares]),
         )
         return cls(batch, np.concatenate([share.rows for share in shares]))
 
 
 class HostShare:
-    """Lets one runtime serve its own share of a step, and now and then another share aside.
+    """Lets one runtime attend one share of a step after the other, layer by layer.
 
     Args:
         runtime: of the host; owned from now on.
@@ -58,32 +61,23 @@ class HostShare:
 
     def __init__(self, runtime: AttentionRuntime) -> None:
         self._runtime = runtime
-        self._share: Share | None = None
+        self._share: Share | None = None  # whose step the runtime has begun
 
     def begin(self, share: Share) -> None:
-        """Begin the step with what is the host's from the start; perhaps nothing."""
-        if share.batch.rows:
+        """Begin the runtime's step with the share that comes first; nothing, if that has no rows."""
+        if share is not self._share and share.batch.rows:
+            self.end()
             self._runtime.begin_step(share.batch)
             self._share = share
 
-    def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        """Attend the host's share of `q`, and put it into `out`; both are the whole step's."""
-        if self._share is not None:
-            self._attend(self._share, layer, q, out)
-
-    def attend_aside(self, share: Share, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        """Attend another share in the middle of the step, for this layer only."""
-        if self._share is not None:
-            self._runtime.end_step()
-        try:
-            self._runtime.begin_step(share.batch)
-            try:
-                self._attend(share, layer, q, out)
-            finally:
-                self._runtime.end_step()
-        finally:
-            if self._share is not None:
-                self._runtime.begin_step(self._share.batch)
+    def attend(self, share: Share, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """Attend a share's rows of `q`, and put them into `out`; both are the whole step's."""
+        if not share.batch.rows:
+            return
+        self.begin(share)
+        result = np.empty((len(share.rows), *q.shape[1:]), np.float32)
+        self._runtime.attend(layer, q[share.rows], result)
+        out[share.rows] = result
 
     def end(self) -> None:
         """The step is over."""
@@ -96,7 +90,8 @@ class HostShare:
         self._share = None
         self._runtime.close()
 
-    def _attend(self, share: Share, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        result = np.empty((len(share.rows), *q.shape[1:]), np.float32)
-        self._runtime.attend(layer, q[share.rows], result)
-        out[share.rows] = result
+
+def _one_behind_the_other(counts: Sequence[NDArray[np.int32] | None]) -> NDArray[np.int32] | None:
+    """Of shares of one step: all have them, or none."""
+    given = [array for array in counts if array is not None]
+    return np.concatenate(given) if given else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from .canary import CANARY_ROWS, CANARY_TOKENS, Canary
 from .cost_model import Work
 from .device import MAX_DIMENSION, ROW_MULTIPLE
 from .host_share import Share
+from .parts import Part, parts_of
 
 __all__ = ["BATCHES", "TILES", "Cut", "Launch", "LaunchPlanner", "capacity"]
 
@@ -40,6 +40,8 @@ class Launch:
     Row r of a KV head is query token `r // group` and query head `r % group` of its group. Rows that pad to
     `layout.rows` see what the last token sees, sequences that pad to `layout.batch` one token: none sees nothing, and
     nobody reads their results. The last rows are the canary's.
+
+    Positions are those of `npu.parts.Part`: without the blocks that none of the rows sees.
 
     Attributes:
         plan: how K and V are gathered.
@@ -97,7 +99,7 @@ class Launch:
             query[:, :, layout.head_dim] = 1  # K's mark counts
 
     def _write_mask(self, buffer: StagingBuffer) -> None:
-        """Hide from each row what is behind its own token."""
+        """Hide from each row what is behind its own token, and what its window leaves out."""
         layout = self.plan.layout
         tile = self.rows.shape[1]
         token = np.minimum(np.arange(layout.mask_rows) // self.group, tile - 1)
@@ -107,16 +109,13 @@ class Launch:
         mask = buffer.mask
         mask[..., :everyone] = 0
         mask[..., everyone:] = np.where(position >= seen[..., np.newaxis], MASKED, np.float16(0))
-
-
-class _Part(NamedTuple):
-    """Consecutive rows of one sequence that share a launch."""
-
-    sequence: int
-    first: int  # row of the step's q
-    rows: int
-    before: int  # tokens the sequence held before the step
-    length: int  # tokens the sequence holds up to and including the last of these rows
+        batch = self.share.batch
+        if batch.windows is None or batch.sinks is None:
+            return
+        oldest = np.where(batch.windows > 0, seen.T - batch.windows, 0).T  # [batch, mask_rows]: token of its window
+        early = np.arange(max(0, int(oldest.max())))
+        left_out = (early >= batch.sinks[:, np.newaxis, np.newaxis]) & (early < oldest[..., np.newaxis])
+        mask[..., : len(early)][left_out] = MASKED
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,12 +127,14 @@ class Cut:
         work: what it costs, for one layer.
         share: its rows, as the host's runtime takes them.
         before: int32 `[sequences]`; tokens each held before the step.
+        hidden: int64 `[sequences, 2]`; tokens of each that none of the rows sees, from and to.
     """
 
     layout: StagingLayout
     work: Work
     share: Share
     before: NDArray[np.int32]
+    hidden: NDArray[np.int64]
 
 
 class LaunchPlanner:
@@ -197,6 +198,14 @@ class LaunchPlanner:
             )
         self.buffer_bytes = max(largest.nbytes, self._layout(batch=1, tile=1, tokens=buckets.largest).nbytes)
 
+    def staged_tokens(self, batch: AttentionBatch) -> NDArray[np.int64]:
+        """Tokens of each sequence that its longest launch stages: int64 `[sequences]`."""
+        tokens = batch.context_lens.astype(np.int64)
+        if batch.windows is not None:
+            for sequence in np.flatnonzero(batch.windows).tolist():
+                tokens[sequence] = max((part.length for part in self._parts(batch, sequence)), default=0)
+        return tokens
+
     def cut(self, batch: AttentionBatch, sequences: NDArray[np.int64]) -> list[Cut]:
         """Cut some sequences of a step: each tile of several rows is a launch, single rows share one per bucket.
 
@@ -208,9 +217,9 @@ class LaunchPlanner:
             NoBucket: a sequence is longer than the largest bucket holds.
         """
         cuts = []
-        singles: dict[int, list[_Part]] = {}  # by bucket
+        singles: dict[int, list[Part]] = {}  # by bucket
         for sequence in sequences.tolist():
-            for part in _parts(batch, sequence):
+            for part in self._parts(batch, sequence):
                 if part.rows > 1:
                     cuts.append(self._cut(batch, [part]))
                 else:
@@ -228,23 +237,32 @@ class LaunchPlanner:
             UsageError: a table is too short or names a block outside the pool.
         """
         share, layout = cut.share, cut.layout
-        # Sequences that pad the batch hold the first token of the first one.
+        # Sequences that pad the batch hold the first token that the first one sees.
         padding = layout.batch - share.batch.sequences
-        lengths = np.concatenate([share.batch.context_lens, np.ones(padding, np.int32)])
+        hidden_from, hidden_to = cut.hidden[0].tolist()
+        first = 0 if hidden_from else hidden_to
+        lengths = np.concatenate([share.batch.context_lens, np.full(padding, first + 1, np.int32)])
         before = np.concatenate([cut.before, np.zeros(padding, np.int32)])
+        hidden = np.concatenate([cut.hidden, np.full((padding, 2), (0, first), np.int64)])
         tables = np.concatenate([share.batch.tables, np.repeat(share.batch.tables[:1], padding, axis=0)])
-        plan = GatherPlan.build(self._geometry, self._pool_blocks, tables, lengths, layout)
+        plan = GatherPlan.build(self._geometry, self._pool_blocks, tables, lengths, layout, hidden)
         return Launch(plan, lengths, before, share.rows.reshape(share.batch.sequences, -1), share, self._group)
 
-    def _cut(self, batch: AttentionBatch, parts: list[_Part]) -> Cut:
+    def _parts(self, batch: AttentionBatch, sequence: int) -> Iterator[Part]:
+        return parts_of(batch, sequence, TILES[-1], self._geometry.block_tokens)
+
+    def _cut(self, batch: AttentionBatch, parts: list[Part]) -> Cut:
         """One launch of parts that have the same number of rows and the same bucket."""
         rows = parts[0].rows
         geometry, layout = self._geometry, self._layout(self._padded(len(parts)), rows, self._bucket(parts[0]))
         lengths = np.array([part.length for part in parts], np.int32)
         starts = np.arange(len(parts) + 1, dtype=np.int32) * np.int32(rows)
         first = np.array([part.first for part in parts], np.int64)
+        sequences = [part.sequence for part in parts]
+        windows, sinks = (None if counts is None else counts[sequences] for counts in (batch.windows, batch.sinks))
+        tables = np.stack([part.table(batch.tables) for part in parts])
         share = Share(
-            AttentionBatch(starts, lengths, batch.tables[[part.sequence for part in parts]]),
+            AttentionBatch(starts, lengths, tables, windows, sinks),
             (first[:, np.newaxis] + np.arange(rows)).ravel(),
         )
         tokens = int(lengths.sum())
@@ -254,9 +272,10 @@ class LaunchPlanner:
             multiply_adds=2 * rows * tokens * geometry.kv_heads * self._group * geometry.head_dim,
             gathered_bytes=layout.nbytes,
         )
-        return Cut(layout, work, share, np.array([part.before for part in parts], np.int32))
+        before = np.array([part.before for part in parts], np.int32)
+        return Cut(layout, work, share, before, np.array([part.hidden for part in parts], np.int64))
 
-    def _bucket(self, part: _Part) -> int:
+    def _bucket(self, part: Part) -> int:
         return self._buckets.fit(part.length + CANARY_TOKENS)
 
     def _padded(self, sequences: int) -> int:
@@ -273,12 +292,3 @@ class LaunchPlanner:
         rows = -(-(graph_tile * self._group + CANARY_ROWS) // ROW_MULTIPLE) * ROW_MULTIPLE
         mask_rows = 0 if tile == 1 else rows
         return StagingLayout(batch, geometry.kv_heads, tokens, rows, geometry.head_dim, mask_rows, self._tiled)
-
-
-def _parts(batch: AttentionBatch, sequence: int) -> Iterator[_Part]:
-    """A sequence's rows, the largest tile at a time."""
-    start, end = (int(row) for row in batch.query_starts[sequence : sequence + 2])
-    before = int(batch.context_lens[sequence]) - (end - start)  # tokens in front of the step's own
-    for first in range(start, end, TILES[-1]):
-        last = min(first + TILES[-1], end)
-        yield _Part(sequence, first, last - first, before, before + last - start)

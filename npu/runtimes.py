@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -67,6 +67,7 @@ def open_runtime(
     graphs: str | os.PathLike[str] | None = None,
     placement: PlacementName | None = None,
     resident_bytes: int = 0,
+    windows: Sequence[int] = (),
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> AttentionRuntime:
     """Open an attention runtime over a cache; the caller closes it.
@@ -80,6 +81,7 @@ def open_runtime(
         graphs: the folder that `rockpage export attention` wrote, for `rknnlite` and `rknnrt`.
         placement: see `PlacementName`; None: by cost for `auto`, else what was asked for.
         resident_bytes: memory in which decoding sequences stay staged; for devices that read it in place.
+        windows: of each layer, the newest tokens that its rows see at most, 0: all; empty: no layer has one.
         cache_dir: where calibrations are kept; None: the user's cache folder.
 
     Raises:
@@ -121,6 +123,7 @@ def open_runtime(
         rounding=rounding,
         graphs=graphs,
         resident_bytes=resident_bytes,
+        windows=windows,
         cache_dir=cache_dir,
     )
     if name != "auto":
@@ -155,6 +158,7 @@ def _open(
     graphs: str | os.PathLike[str] | None,
     placement: PlacementName | None,
     resident_bytes: int,
+    windows: Sequence[int],
     cache_dir: str | os.PathLike[str] | None,
 ) -> AttentionRuntime:
     if name == "cpu":
@@ -163,10 +167,10 @@ def _open(
                 f"the cpu runtime stages nothing, so it cannot keep {resident_bytes} bytes of it: leave them at 0",
                 resident_bytes=resident_bytes,
             )
-        return CpuAttention(cache, heads, threads)
+        return CpuAttention(cache, heads, threads, windows=windows)
     by_cost = ByCost(PUBLISHED)
     calibrations = Path(cache_dir or default_cache_dir()) if placement == "cost" else None
-    host = CpuAttention(cache, heads, threads)
+    host = CpuAttention(cache, heads, threads, windows=windows)
     try:
         runtime = _open_staged(
             name,
@@ -177,6 +181,7 @@ def _open(
             host=host,
             placement=None if calibrations is None else by_cost,
             resident_bytes=resident_bytes,
+            windows=windows,
         )
     except BaseException:
         host.close()  # it holds on to the cache, which the caller is about to close
@@ -197,9 +202,16 @@ def _open_staged(
     host: AttentionRuntime,
     placement: Placement | None,
     resident_bytes: int,
+    windows: Sequence[int],
 ) -> StagedAttention:
     staged = functools.partial(
-        StagedAttention, cache, heads, host=host, placement=placement, resident_bytes=resident_bytes
+        StagedAttention,
+        cache,
+        heads,
+        host=host,
+        placement=placement,
+        resident_bytes=resident_bytes,
+        windows=windows,
     )
     geometry = cache.geometry
     if name == "emulated":

@@ -20,7 +20,7 @@ from staging import DEFAULT_BUCKETS, Buckets, Residency, ResidentCopy, StagingAr
 
 from .attention import AttentionBatch, AttentionRuntime
 from .canary import CANARY_TOKENS, Canary
-from .checks import check_operand, check_process, copy_checked
+from .checks import check_layer, check_operand, check_process, check_windows, copy_checked
 from .cores import Cores
 from .device import AttentionDevice, AttentionJob, AttentionRun, without_frames
 from .host_share import HostShare
@@ -82,6 +82,8 @@ class StagedAttention:
         take: where the arena's memory comes from, by its size in bytes and those of each buffer.
         resident_bytes: memory of the arena in which decoding sequences stay staged from step to step; rounded up to
             whole dma-bufs, if the arena consists of such.
+        windows: of each layer, the newest tokens that its rows see at most, 0: all; empty: no layer has one. The host
+            runtime has the same.
 
     Attributes:
         name: the device's.
@@ -113,8 +115,10 @@ class StagedAttention:
         placement: Placement | None = None,
         take: Callable[[int, int], Region] = _ordinary_memory,
         resident_bytes: int = 0,
+        windows: Sequence[int] = (),
     ) -> None:
         self._cache = cache
+        self._windows = check_windows(windows, cache.geometry.layers)
         self._row_shape = (heads, cache.geometry.head_dim)
         sizes = Buckets(buckets)
         nbytes = arena_bytes(cache.geometry, heads, cores, buckets)
@@ -153,7 +157,7 @@ class StagedAttention:
         self._planner = StepPlanner(self.launches, sizes, self.placement, self.residency, host=host is not None)
         self.log = self._planner.log
         self._host = None if host is None else HostShare(host)
-        self._step: PlannedStep | None = None
+        self._steps: dict[int, PlannedStep] = {}  # the step as layers see it, by their windows; empty between steps
         self._stuck: list[_InFlight] = []  # runs that did not end in time, with buffers that are still the device's
         self._closed = False
         self._process = os.getpid()
@@ -177,13 +181,21 @@ class StagedAttention:
             NoBucket: a sequence is longer than the largest bucket holds and there is no host runtime.
         """
         self._check_open()
-        if self._step is not None:
+        if self._steps:
             raise UsageError("begin_step came before the previous step's end_step: call end_step first")
         batch = copy_checked(batch, self._cache.geometry, self._cache.blocks)
-        step = self._planner.plan(batch)
+        self._planner.begin_step()
+        plans: dict[int, PlannedStep] = {}
+        steps: dict[int, PlannedStep] = {}
+        for window in sorted(set(self._windows)):
+            view = batch.narrowed(window)
+            shown = 0 if view.windows is None else window  # windows that hide nothing are as good as none
+            if shown not in plans:
+                plans[shown] = self._planner.plan(view)
+            steps[window] = plans[shown]
         if self._host is not None:
-            self._host.begin(step.host)
-        self._step = step
+            self._host.begin(steps[self._windows[0]].host)
+        self._steps = steps
 
     def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         """Attend `q` over the cached K and V of `layer`. After an error every buffer is free again.
@@ -198,16 +210,17 @@ class StagedAttention:
             DeviceError: a launch failed twice, and there is no host runtime.
         """
         self._check_open()
-        if self._step is None:
+        if not self._steps:
             raise UsageError("attend came without a step: call begin_step first")
-        step = self._step
+        check_layer(layer, len(self._windows))
+        step = self._steps[self._windows[layer]]
         shape = (step.rows, *self._row_shape)
         check_operand("q", q, shape)
         check_operand("out", out, shape, writable=True)
         self._take_back()
         self._attend_staged(step.launches, layer, q, out)
         if self._host is not None:
-            self._host.attend(layer, q, out)
+            self._host.attend(step.host, layer, q, out)
 
     def end_step(self) -> None:
         """The step is over. Safe to call after a failed `attend`, and twice.
@@ -216,7 +229,7 @@ class StagedAttention:
             UsageError: the runtime is closed.
         """
         self._check_open()
-        self._step = None
+        self._steps = {}
         if self._host is not None:
             self._host.end()
 
@@ -225,7 +238,7 @@ class StagedAttention:
         if self._closed:
             return
         self._closed = True
-        self._step = None
+        self._steps = {}
         self._device.close()
         self._take_back()
         if not self._stuck:  # else the device still reads and writes there
@@ -324,7 +337,7 @@ class StagedAttention:
         if self._host is None:
             raise error
         self.cores.on_host += 1
-        self._host.attend_aside(launch.share, layer, q, out)
+        self._host.attend(launch.share, layer, q, out)
 
     def _acquire(self, copy: ResidentCopy | None, layer: int) -> StagingBuffer | None:
         """A buffer to fill: the one in which the launch's K and V stay staged, or any; None if there is none."""

@@ -76,24 +76,32 @@ class StepPlanner:
         self._residency = residency
         self._host = host
 
+    def begin_step(self) -> None:
+        """What the step before kept staged is free to be taken over."""
+        if self._residency is not None:
+            self._residency.begin_step()
+
     def plan(self, batch: AttentionBatch) -> PlannedStep:
-        """Plan a step.
+        """Plan a step, or what it is to the layers of one window.
 
         Args:
-            batch: checked; nothing of it is kept.
+            batch: checked, and narrowed to the layers' window; nothing of it is kept.
 
         Raises:
             NoBucket: a sequence is longer than the largest bucket holds and there is no host.
         """
-        fits = batch.context_lens <= self.capacity
+        staged = self._launches.staged_tokens(batch)
+        fits = staged <= self.capacity
         beyond = np.flatnonzero(~fits)
         if len(beyond) and not self._host:
-            longest = int(batch.context_lens.max())
+            longest = int(staged.argmax())
+            window = 0 if batch.windows is None else int(batch.windows[longest])
             raise NoBucket(
-                f"a context of {longest} tokens is longer than the {self.capacity} that the largest bucket holds: "
-                "add a bucket, or give a host runtime",
-                tokens=longest,
+                f"a context of {staged[longest]} tokens{f' behind a window of {window}' if window else ''} is longer "
+                f"than the {self.capacity} that the largest bucket holds: add a bucket, or give a host runtime",
+                tokens=int(staged[longest]),
                 largest=self.capacity,
+                window=window,
             )
         for _ in beyond:
             self.log.add(Placed("beyond", 0, device=False), f"longer than {self.capacity} tokens")
@@ -102,8 +110,6 @@ class StepPlanner:
         for cut, device in zip(cuts, on_device, strict=True):
             kind = "tile" if cut.layout.mask_rows else "decode"
             self.log.add(Placed(kind, cut.layout.tokens, device), self._placement.reason(cut, len(cuts)))
-        if self._residency is not None:
-            self._residency.begin_step()
         launches = [self._planned(cut) for cut, device in zip(cuts, on_device, strict=True) if device]
         shares = [cut.share for cut, device in zip(cuts, on_device, strict=True) if not device]
         return PlannedStep(batch.rows, launches, Share.joined([Share.of(batch, beyond), *shares]))

@@ -28,8 +28,10 @@ class GatherPlan:
         pool_blocks: blocks of the pool the plan was checked against.
         copies: int64 `[copies, 4]`, C-contiguous: source offset in the pool for K of layer 0; head, first token and
             tokens in the layout. A block's heads follow each other: they are neighbours in the pool.
-        tails: int64 `[runs, 3]`, C-contiguous: head, first token, tokens; what lies behind the valid ones.
+        tails: int64 `[runs, 3]`, C-contiguous: head, first token, tokens; what is cleared: what lies behind the valid
+            ones, up to the layout's end, and the hidden ones.
         blocks: each block that is read, once.
+        hidden: int64 `[batch, 2]`: valid tokens of each sequence, from and to, that no row sees.
 
     Example:
         >>> import numpy as np
@@ -51,6 +53,7 @@ class GatherPlan:
     copies: NDArray[np.int64]
     tails: NDArray[np.int64]
     blocks: list[int]
+    hidden: NDArray[np.int64]
 
     @classmethod
     def build(
@@ -60,6 +63,7 @@ class GatherPlan:
         tables: NDArray[np.int32],
         lengths: NDArray[np.int32],
         layout: StagingLayout,
+        hidden: NDArray[np.int64] | None = None,
     ) -> GatherPlan:
         """Plan the gather of `layout.batch` sequences.
 
@@ -69,6 +73,8 @@ class GatherPlan:
             tables: int32 `[batch, width]`; block ids, the first `ceil(length / block_tokens)` of a row valid.
             lengths: int32 `[batch]`; tokens of each sequence, at most `layout.tokens`.
             layout: where they go.
+            hidden: int64 `[batch, 2]`; tokens of each sequence, from and to, that no row sees: they are cleared, and
+                not read. None: every row sees all, or a mask says what.
 
         Raises:
             NoBucket: a sequence is longer than the layout's bucket.
@@ -98,21 +104,51 @@ class GatherPlan:
             )
 
         first = nth * geometry.block_tokens
+        start, tokens = first, np.minimum(geometry.block_tokens, valid[sequence] - first)
+        if hidden is None:
+            hidden = np.zeros((layout.batch, 2), np.int64)
+        else:
+            _check_hidden(hidden, valid)
+            # Of each block, what lies before the hidden tokens, and what lies behind them.
+            starts = np.stack([first, np.maximum(first, hidden[sequence, 1])], axis=1)
+            ends = np.stack([np.minimum(first + tokens, hidden[sequence, 0]), first + tokens], axis=1)
+            block, part = np.nonzero(starts < ends)
+            start, tokens = starts[block, part], (ends - starts)[block, part]
+            sequence, first, ids = sequence[block], first[block], ids[block]
+
+        token_bytes = geometry.row_bytes // geometry.block_tokens
         head = np.arange(geometry.kv_heads)
         copies = np.empty((len(ids), geometry.kv_heads, 4), np.int64)
-        copies[..., 0] = ids[:, None] * geometry.block_bytes + head * geometry.row_bytes
+        source = ids * geometry.block_bytes + (start - first) * token_bytes
+        copies[..., 0] = source[:, None] + head * geometry.row_bytes
         copies[..., 1] = sequence[:, None] * geometry.kv_heads + head
-        copies[..., 2] = first[:, None]
-        copies[..., 3] = np.minimum(geometry.block_tokens, valid[sequence] - first)[:, None]
-        tails = _tails(valid, layout)
-        return cls(geometry, layout, pool_blocks, copies.reshape(-1, 4), tails, np.unique(ids).tolist())
+        copies[..., 2] = start[:, None]
+        copies[..., 3] = tokens[:, None]
+        tails = _tails(valid, hidden, layout)
+        return cls(geometry, layout, pool_blocks, copies.reshape(-1, 4), tails, np.unique(ids).tolist(), hidden)
 
 
-def _tails(lengths: NDArray[np.int64], layout: StagingLayout) -> NDArray[np.int64]:
-    """What lies behind the valid tokens of every head; no run is empty."""
-    valid = np.repeat(lengths, layout.kv_heads)
-    runs = np.stack([np.arange(layout.heads), valid, layout.tokens - valid], axis=1)
-    return np.ascontiguousarray(runs[valid < layout.tokens])
+def _tails(lengths: NDArray[np.int64], hidden: NDArray[np.int64], layout: StagingLayout) -> NDArray[np.int64]:
+    """What lies behind the valid tokens of every head, and what is hidden; no run is empty."""
+    head, valid = np.arange(layout.heads), np.repeat(lengths, layout.kv_heads)
+    runs = np.stack([head, valid, layout.tokens - valid], axis=1)[valid < layout.tokens]
+    if hidden.any():
+        start, end = np.repeat(hidden, layout.kv_heads, axis=0).T
+        runs = np.concatenate([runs, np.stack([head, start, end - start], axis=1)[start < end]])
+    return np.ascontiguousarray(runs)
+
+
+def _check_hidden(hidden: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+    if hidden.shape != (len(lengths), 2):
+        raise UsageError(f"{len(lengths)} sequences need hidden [{len(lengths)}, 2], got {hidden.shape}")
+    bounds = np.column_stack([np.zeros_like(lengths), hidden, lengths])
+    for i in np.flatnonzero((np.diff(bounds, axis=1) < 0).any(axis=1)):
+        raise UsageError(
+            f"tokens {hidden[i, 0]} to {hidden[i, 1]} of sequence {i} cannot be hidden: it has {lengths[i]}",
+            sequence=int(i),
+            hidden=hidden[i].tolist(),
+            length=int(lengths[i]),
+        )
 
 
 def _check_shapes(

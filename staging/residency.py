@@ -7,7 +7,8 @@ is copied: most often one token of each sequence.
 What a buffer holds is known by where it came from: for each block of each sequence, the block's id, its generation
 (`BlockPool.generation`: another owner has it) and its rewrites (`PagedKVCache.rewrites`: its owner took tokens back and
 wrote others). From the first block on that differs, everything is copied anew. So it does not matter which sequences
-come, go, fork, are truncated, or get back the blocks they had: whatever is equal stays.
+come, go, fork, are truncated, or get back the blocks they had: whatever is equal stays. Where a sequence has a window,
+a copy lacks what was hidden: once that is seen again, everything from there on is copied anew.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class ResidentCopy:
         self._refill: Refill | None = None
         self._sources = np.empty((0, 0, 3), np.int64)
         self._lengths = np.empty(0, np.int32)
+        self._hidden = np.empty((0, 2), np.int64)
 
     @property
     def idle(self) -> bool:
@@ -63,9 +65,9 @@ class ResidentCopy:
             edition, growth = 1, plan
         else:
             edition = self._refill.edition + 1
-            growth = _growth(plan, self._kept(sources, before, plan.geometry.block_tokens), self._lengths)
+            growth = _growth(plan, self._kept(sources, before, plan), self._lengths)
         self._refill = Refill(edition, plan, growth, own_tokens)
-        self._sources, self._lengths = sources, lengths
+        self._sources, self._lengths, self._hidden = sources, lengths, plan.hidden
 
     def acquire(self, layer: int) -> ResidentBuffer | None:
         """The buffer of a layer, FILLING, to be filled by the step's plan; None if a job still has it."""
@@ -80,15 +82,18 @@ class ResidentCopy:
         for buffer in self._buffers:
             buffer.memory = np.empty(0, np.uint8)
 
-    def _kept(self, sources: NDArray[np.int64], before: NDArray[np.int32], block_tokens: int) -> NDArray[np.int64]:
+    def _kept(self, sources: NDArray[np.int64], before: NDArray[np.int32], plan: GatherPlan) -> NDArray[np.int64]:
         """How many tokens of each sequence are there already, int64 `[batch]`.
 
         The step's own are not, whatever was there: their K and V are written after this, so no rewrite is counted yet.
         """
         same = (sources == self._sources).all(axis=2)
         blocks = np.where(same.all(axis=1), same.shape[1], same.argmin(axis=1))
+        block_tokens = plan.geometry.block_tokens
         kept: NDArray[np.int64] = np.minimum(np.minimum(blocks * block_tokens, self._lengths), before)
-        return kept
+        start, end = self._hidden.T
+        seen_again = (start < end) & ((start < plan.hidden[:, 0]) | (end > plan.hidden[:, 1]))
+        return np.where(seen_again, np.minimum(kept, start), kept)
 
 
 class Residency:
@@ -232,7 +237,8 @@ def _growth(plan: GatherPlan, kept: NDArray[np.int64], staged: NDArray[np.int32]
     Args:
         plan: the whole.
         kept: int64 `[batch]`; tokens of each sequence that are there.
-        staged: int32 `[batch]`; tokens that are there, right or wrong: behind the valid ones they must be cleared.
+        staged: int32 `[batch]`; tokens that are there, right or wrong: behind the valid ones they must be cleared, as
+            the hidden ones are each time.
     """
     geometry = plan.geometry
     sequence = plan.copies[:, 1] // geometry.kv_heads
@@ -243,7 +249,8 @@ def _growth(plan: GatherPlan, kept: NDArray[np.int64], staged: NDArray[np.int32]
     copies[:, 3] -= skipped
     copies = copies[copies[:, 3] > 0]
     tails = plan.tails.copy()
-    tails[:, 2] = staged[tails[:, 0] // geometry.kv_heads] - tails[:, 1]
+    behind = tails[:, 1] + tails[:, 2] == plan.layout.tokens
+    tails[behind, 2] = staged[tails[behind, 0] // geometry.kv_heads] - tails[behind, 1]
     tails = tails[tails[:, 2] > 0]
     blocks = np.unique(copies[:, 0] // geometry.block_bytes).tolist()
-    return GatherPlan(geometry, plan.layout, plan.pool_blocks, copies, tails, blocks)
+    return GatherPlan(geometry, plan.layout, plan.pool_blocks, copies, tails, blocks, plan.hidden)

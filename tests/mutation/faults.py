@@ -14,6 +14,7 @@ from .pressure_faults import PRESSURE_FAULTS
 from .replay_faults import REPLAY_FAULTS
 from .scheduler_faults import SCHEDULER_FAULTS
 from .state_faults import STATE_FAULTS
+from .window_launch_faults import WINDOW_LAUNCH_FAULTS
 
 __all__ = ["FAULTS"]
 
@@ -260,7 +261,6 @@ DEVICE = [
         "npu/test_emulated_attention.py npu/test_emulated_launch.py",
         ("a row sees the token behind its own", "position >= seen", "position > seen"),
         ("scores are not scaled", "q[self.rows] * np.float32(layout.head_dim**-0.5)", "q[self.rows] * np.float32(1)"),
-        ("a tile stops a token short", "before, before + last - start)", "before, before + last - start - 1)"),
     ),
     *group(
         "npu/staged.py",
@@ -286,7 +286,7 @@ DEVICE = [
         ("a prompt's tiles are weighed as if they stayed staged", "or layout.mask_rows or not", "or not"),
         ("a prompt's tiles are kept staged", "if self._residency is None or cut.layout.mask_rows:", "if self._residency is None:"),
         ("copies are never free again", "            self._residency.begin_step()\n", "            pass\n"),
-        ("a context that fills the largest bucket counts as beyond it", "batch.context_lens <= self.capacity", "batch.context_lens < self.capacity"),
+        ("a context that fills the largest bucket counts as beyond it", "staged <= self.capacity", "staged < self.capacity"),
         ("the host forgets what is beyond the largest bucket", "Share.joined([Share.of(batch, beyond), *shares])", "Share.joined([Share.of(batch, beyond[:0]), *shares])"),
     ),
     *group(
@@ -344,11 +344,6 @@ DEVICE = [
         ("auto gives the device everything", 'placement = placement or "cost"', 'placement = placement or "device"'),
         ("what was measured is never used", "by_cost.model = load_cost_model(", "load_cost_model("),
         ("costs are sought by another number of threads", "heads, threads)\n        by_cost", "heads, 1)\n        by_cost"),
-    ),
-    *group(
-        "npu/host_share.py",
-        "npu/test_emulated_attention.py",
-        ("the host forgets its share when it steps in", "                self._runtime.begin_step(self._share.batch)\n", "                pass\n"),
     ),
     *group(
         "npu/checks.py",
@@ -767,6 +762,7 @@ FAULTS = [
     *PRESSURE_FAULTS,
     *STATE_FAULTS,
     *REPLAY_FAULTS,
+    *WINDOW_LAUNCH_FAULTS,
     *DISCOVERY,
     *DOCTOR,
 ]

@@ -503,7 +503,7 @@ def test_wrong_operands_are_refused_and_the_step_goes_on(small: tuple[World, Emu
     with pytest.raises(UsageError, match="out must be"):
         runtime.attend(0, world.q, out[:1])
     for layer in (-1, 2):
-        with pytest.raises(UsageError, match=f"layer {layer} is outside 0..1"):
+        with pytest.raises(UsageError, match=f"layer {layer} is not in 0..1"):
             runtime.attend(layer, world.q, out)
     runtime.attend(1, world.q, out)
     runtime.end_step()

@@ -62,9 +62,7 @@ class Conversation:
         """So many tokens of each; all runtimes must agree."""
         for table in tables:
             table.append(tokens)
-        batch = batch_of(
-            [list(table.blocks) for table in tables], [table.length for table in tables], [tokens] * len(tables)
-        )
+        batch = self.batch(tables, tokens)
         runtimes: list[AttentionRuntime] = [self.resident, self.plain, self.host]
         for runtime in runtimes:
             runtime.begin_step(batch)
@@ -78,6 +76,12 @@ class Conversation:
             np.testing.assert_allclose(resident, exact, rtol=0, atol=0.004)
         for runtime in runtimes:
             runtime.end_step()
+
+    def batch(self, tables: list[BlockTable], tokens: int) -> AttentionBatch:
+        """The newest tokens of each, as rows."""
+        return batch_of(
+            [list(table.blocks) for table in tables], [table.length for table in tables], [tokens] * len(tables)
+        )
 
     def attend(self, runtime: AttentionRuntime, layer: int, q: NDArray[np.float32]) -> NDArray[np.float32]:
         out = np.full_like(q, np.nan)

@@ -1,0 +1,73 @@
+"""Seeded faults in windows on their way to a kernel or a device, as data."""
+
+# ruff: noqa: E501 - a fault is one line
+# fmt: off
+from __future__ import annotations
+
+from .fault import group
+
+__all__ = ["WINDOW_LAUNCH_FAULTS"]
+
+WINDOW_LAUNCH_FAULTS = [
+    *group(
+        "npu/attention.py",
+        "npu/test_attention_windows.py npu/test_window_launches.py",
+        ("a layer's wider window takes the sequence's place", "(own == 0) | (own > window)", "(own >= 0)"),
+        ("a window one token short of the context hides nothing", "(narrower < self.context_lens)", "(narrower < self.context_lens - 1)"),
+    ),
+    *group(
+        "npu/checks.py",
+        "npu/test_attention_windows.py",
+        ("a window of fewer than no tokens passes", "np.flatnonzero(counts < 0)", "np.flatnonzero(counts < -1)"),
+        ("windows of some sequences alone pass", "if len(counts) != sequences:", "if len(counts) > sequences:"),
+        ("windows of some layers alone pass", "if windows and len(windows) != layers:", "if False:"),
+    ),
+    *group(
+        "npu/cpu.py",
+        "npu/test_attention_windows.py",
+        ("every layer has the first one's window", "self._views[self._layer_windows[layer]]", "self._views[self._layer_windows[0]]"),
+    ),
+    *group(
+        "npu/parts.py",
+        "npu/test_window_launches.py npu/test_emulated_attention.py",
+        ("a tile stops a token short", "before + last - start - gone,", "before + last - start - gone - 1,"),
+        ("a window is a token too wide", "first - start - window + 1 if window", "first - start - window if window"),
+        ("the block of the window's first token is left out", "oldest // block_tokens - kept)", "-(-oldest // block_tokens) - kept)"),
+        ("a block that holds some sinks is left out", "kept = -(-sinks // block_tokens)", "kept = sinks // block_tokens"),
+        ("all that a window ever hid is staged", "left_out = max(0, oldest // block_tokens - kept)", "left_out = 0"),
+        ("blocks are left out of the length alone", "table[behind:], table[self.kept : behind]", "table[self.kept : behind], table[behind:]"),
+        ("what a block holds beside the window is shown", "if oldest > sinks else (0, 0)", "if False else (0, 0)"),
+    ),
+    *group(
+        "npu/launch.py",
+        "npu/test_window_launches.py",
+        ("rows of a tile see behind their window", "mask[..., : len(early)][left_out] = MASKED", "pass"),
+        ("rows of a tile do not see the sinks", "(early >= batch.sinks[:, np.newaxis, np.newaxis])", "(early >= 0)"),
+        ("padding is staged of what is hidden", "first = 0 if hidden_from else hidden_to", "first = 0"),
+        ("contexts count in full, whatever a window leaves out", "tokens[sequence] = max(", "tokens[sequence] = 0 * tokens[sequence] + batch.context_lens[sequence] or max("),
+    ),
+    *group(
+        "npu/staged.py",
+        "npu/test_window_launches.py",
+        ("layers with windows share the plan of those without", "shown = 0 if view.windows is None else window", "shown = 0"),
+    ),
+    *group(
+        "npu/host_share.py",
+        "npu/test_emulated_attention.py npu/test_window_launches.py",
+        ("a share is attended in another one's step", "if share is not self._share and share.batch.rows:", "if self._share is None and share.batch.rows:"),
+        ("the host does not learn of windows", "self.end()\n            self._runtime.begin_step(share.batch)", "self.end()\n            self._runtime.begin_step(AttentionBatch(share.batch.query_starts, share.batch.context_lens, share.batch.tables))"),
+    ),
+    *group(
+        "staging/plan.py",
+        "npu/test_window_launches.py staging/test_plan.py",
+        ("hidden tokens are not cleared", "if hidden.any():", "if False:"),
+        ("sinks are cleared with what is hidden", "np.minimum(first + tokens, hidden[sequence, 0])", "0 * first"),
+        ("a block is read from its start, wherever its window begins", "+ (start - first) * token_bytes", ""),
+    ),
+    *group(
+        "staging/residency.py",
+        "npu/test_window_launches.py",
+        ("what was hidden counts as staged", "np.where(seen_again, np.minimum(kept, start), kept)", "kept"),
+        ("what a window left behind stays staged", "behind = tails[:, 1] + tails[:, 2] == plan.layout.tokens", "behind = tails[:, 1] >= 0"),
+    ),
+]
