@@ -245,7 +245,7 @@ class LaunchPlanner:
         before = np.concatenate([cut.before, np.zeros(padding, np.int32)])
         hidden = np.concatenate([cut.hidden, np.full((padding, 2), (0, first), np.int64)])
         tables = np.concatenate([share.batch.tables, np.repeat(share.batch.tables[:1], padding, axis=0)])
-        plan = GatherPlan.build(self._geometry, self._pool_blocks, tables, lengths, layout, hidden)
+        plan = GatherPlan.build(self._geometry, self._pool_blocks, tables, lengths, layout, hidden=hidden)
         return Launch(plan, lengths, before, share.rows.reshape(share.batch.sequences, -1), share, self._group)
 
     def _parts(self, batch: AttentionBatch, sequence: int) -> Iterator[Part]:

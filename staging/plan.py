@@ -63,6 +63,7 @@ class GatherPlan:
         tables: NDArray[np.int32],
         lengths: NDArray[np.int32],
         layout: StagingLayout,
+        *,
         hidden: NDArray[np.int64] | None = None,
     ) -> GatherPlan:
         """Plan the gather of `layout.batch` sequences.
