@@ -81,7 +81,9 @@ class Engine:
         self._runner = ModelRunner(parts.decoder, self.cache, self.runtime)
         self._intake = StreamIntake(self.scheduler, self.tokenizer, self._kept, self._runner.numerics)
         self._streams: dict[int, Stream] = {}
-        self._stepper = Stepper(self.scheduler, self._runner, self._streams, self.pressure, parts.lookup)
+        self._stepper = Stepper(
+            self.scheduler, self._runner, self._streams, self.pressure, parts.lookup, stopwatch=parts.stopwatch
+        )
         self._outbox: dict[int, list[RequestOutput]] = {}  # by request: brought by a step and not yet handed out
         self._guard = StepGuard()
 

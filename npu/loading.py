@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypedDict
@@ -44,6 +46,8 @@ class EngineParts:
         prefix_folder: where pinned prefixes are kept over restarts, see docs/state-files.md; None: nowhere.
         watch_memory: whether to respond when memory is short.
         lookup: proposes tokens for answers; None: nobody does.
+        stopwatch: seconds, by which the scheduler learns what steps take; `time.process_time` leaves out what other
+            programs took of the one core that computes.
     """
 
     decoder: DenseModel
@@ -57,6 +61,7 @@ class EngineParts:
     prefix_folder: str | os.PathLike[str] | None = None
     watch_memory: bool = False
     lookup: PromptLookup | None = None
+    stopwatch: Callable[[], float] = time.monotonic
 
     def close(self) -> None:
         """Give back threads, buffers, the NPU and the pool; the CPU's weights go with the parts. Safe to call twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ class Stepper:
             request has ended is removed.
         pressure: what is done when memory is short; None: nothing. The engine closes it.
         lookup: proposes tokens for those that decode; None: nobody does.
+        stopwatch: seconds, by which the scheduler learns what steps take.
     """
 
     def __init__(
@@ -41,12 +43,15 @@ class Stepper:
         streams: dict[int, Stream],
         pressure: PressureResponse | None = None,
         lookup: PromptLookup | None = None,
+        *,
+        stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._streams = streams
         self._pressure = pressure
         self._lookup = lookup
+        self._stopwatch = stopwatch
 
     def step(self) -> list[RequestOutput]:
         """Take one step; whatever goes wrong in it, the requests are as before it.
@@ -61,7 +66,7 @@ class Stepper:
             self._pressure.after_schedule(plan.rows)
         outputs = []
         if plan.rows:
-            sampling, started = plan.sampling, time.monotonic()
+            sampling, started = plan.sampling, self._stopwatch()
             try:
                 logits = self._runner.compute(plan)
                 sampled = self._sample_all(sampling, logits)
@@ -70,7 +75,7 @@ class Stepper:
                 raise
             tokens, stops = [token for token, _ in sampled], [ends for _, ends in sampled]
             lengths = {request: request.length for request in sampling}
-            self._scheduler.commit(plan, tokens, stops, seconds=time.monotonic() - started)
+            self._scheduler.commit(plan, tokens, stops, seconds=self._stopwatch() - started)
             outputs = [
                 self._output(self._streams[request.id], request.tokens[length:].tolist())
                 for request, length in lengths.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hostcache.errors import UsageError
 from hostcache.step_budget import TILE_ROWS
 from npu.engine import Engine
+from npu.loading import load_parts
 from npu.model import ModelConfig
 from npu.runtimes import RuntimeName
 from npu.sampler import SamplingParams
@@ -32,7 +33,6 @@ TILES = 5
 TILE_AT = 0.95
 """Where in a document they begin: as far in as the step that the 95th percentile of the gaps is about."""
 
-
 Clock = Callable[[], float]
 
 
@@ -43,8 +43,8 @@ class Machine:
     Attributes:
         runtime: of attention.
         threads: that compute.
-        clock: in seconds: `time.perf_counter`, or `time.process_time`, which with one thread leaves out the time that
-            other programs had the core.
+        clock: in seconds, of the measurement and of the scheduler's budget: `time.perf_counter`, or
+            `time.process_time`, which with one thread leaves out the time that other programs had the core.
     """
 
     runtime: RuntimeName
@@ -136,7 +136,7 @@ def measure(model: Path, setting: Setting, traffic: Traffic, machine: Machine, w
     # One document at a time; those before it stay cached only where there is room.
     blocks = (traffic.sessions + 1) * config.geometry.blocks_for(context) + TILES
     chunk = setting.chunk or traffic.tokens
-    with Engine.load(
+    parts = load_parts(
         model,
         runtime=machine.runtime,
         threads=machine.threads,
@@ -147,7 +147,8 @@ def measure(model: Path, setting: Setting, traffic: Traffic, machine: Machine, w
         prefill_chunk=chunk,
         step_seconds=setting.step_seconds,
         watch_memory=False,
-    ) as engine:
+    )
+    with Engine(replace(parts, stopwatch=machine.clock)) as engine:
         elapsed, computed = time.perf_counter(), time.process_time()
         _Run(engine, traffic, waits, machine.clock).run()
         waits.elapsed += time.perf_counter() - elapsed

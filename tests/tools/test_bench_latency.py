@@ -21,8 +21,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(model: Path, setting: Setting) -> Waits:
-    """Two documents of four tiles among two sessions, by a clock that ticks whenever it is read: once in a step, when a
-    document arrives, and when its first token has come."""
+    """Two documents of four tiles among two sessions, by a clock that ticks whenever it is read.
+
+    That is three times in a step, of which two tell the scheduler what it took; and when a document arrives, and when
+    its first token has come.
+    """
     waits = Waits()
     ticks = itertools.count()
     machine = Machine("cpu", clock=lambda: float(next(ticks)))
@@ -39,15 +42,15 @@ def test_each_step_in_which_a_document_is_computed_is_a_gap_for_each_session(
     model: Path, setting: Setting, steps: int
 ) -> None:
     waits = measured(model, setting)
-    assert waits.gaps == 2 * [2, 2, *(2 * (steps - 1) * [1])]
-    assert waits.first_token == [1 + steps, 1 + steps]
-    assert waits.decode == 2 * QUIET_STEPS * 2 * [1]
-    assert waits.tile == 2 * [2, 2, *(2 * (TILES - 1) * [1])]  # one step each, so the rest of the prompt was cached
+    assert waits.gaps == 2 * [4, 4, *(2 * (steps - 1) * [3])]
+    assert waits.first_token == [3 * steps + 1] * 2
+    assert waits.decode == 2 * QUIET_STEPS * 2 * [3]
+    assert waits.tile == 2 * [4, 4, *(2 * (TILES - 1) * [3])]  # one step each, so the rest of the prompt was cached
 
 
 def test_a_budget_is_what_the_scheduler_gets(model: Path) -> None:
     """With hardly any time, a prompt gets the smallest tile, whatever the chunk."""
-    assert measured(model, Setting("none", 64, step_seconds=1e-9)).first_token == [5, 5]
+    assert measured(model, Setting("none", 64, step_seconds=1e-9)).first_token == [13, 13]  # four steps
 
 
 UNCHUNKED = Waits(decode=[0.1], tile=[0.2], gaps=[10.0, 8.0], first_token=[10.0, 8.0], elapsed=40.0, computed=30.0)
