@@ -70,4 +70,13 @@ WINDOW_LAUNCH_FAULTS = [
         ("what was hidden counts as staged", "np.where(seen_again, np.minimum(kept, start), kept)", "kept"),
         ("what a window left behind stays staged", "behind = tails[:, 1] + tails[:, 2] == plan.layout.tokens", "behind = tails[:, 1] >= 0"),
     ),
+    *group(
+        "npu/rerotation.py",
+        "npu/test_rerotation.py",
+        ("keys turn the wrong way", "angles = by * self._frequencies", "angles = -by * self._frequencies"),
+        ("halves turn where neighbours should", "(even, odd) if interleaved else (low, high)", "(low, high)"),
+        ("a turn applies the factor of cos and sin again", "= by * self._frequencies\n        cos, sin = np.cos(angles)", "= by * self._frequencies\n        cos, sin = 1.1 * np.cos(angles)"),
+        ("values are turned, too", ".reshape(shape)[:, 0, :, :tokens]", ".reshape(shape)[..., :tokens, :]"),
+        ("a turned block counts as written in full", "content, tokens)", "content, geometry.block_tokens)"),
+    ),
 ]
