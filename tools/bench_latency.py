@@ -27,7 +27,7 @@ from .replay_chart import require_charts
 if TYPE_CHECKING:
     from .latency_report import Row
 
-__all__ = ["main"]
+__all__ = ["add_options", "main", "run"]
 
 CHUNK = 256
 """Most prompt tokens in a step under a budget: `rockpage run`'s `max_rows`."""
@@ -37,13 +37,27 @@ TIMES_TILE = (1.0, 1.5, 2.0, 3.0, 4.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line for each setting; 1: a budget is not kept, or what it costs the document is too much.
+    """Print a line for each setting, see `run`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench_latency",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    return run(parser.parse_args(arguments))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each setting, or one JSON object with `rows`.
+
+    Returns:
+        1: a budget is not kept, or what it costs the document is too much.
 
     Raises:
         RockpageError: the model, the traffic or the machine cannot be used.
         OSError: a file cannot be read or written.
     """
-    args = _parser().parse_args(arguments)
     if args.clock == "cpu" and args.threads != 1:
         raise UsageError(f"--clock cpu adds up all threads' time: it takes --threads 1, not {args.threads}")
     if args.plot is not None:
@@ -62,12 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(row.holds for row in rows if row.setting.step_seconds is not None) else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench_latency",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, the traffic, and what is measured of it."""
     add_model_option(parser)
     parser.add_argument("--runtime", default="cpu", metavar="NAME", help="cpu or emulated (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
@@ -84,9 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--clock", choices=("wall", "cpu"), default="wall", help="what times are measured by (default: %(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--plot", metavar="FILE", help="draw a PNG; needs the extra chart")
-    return parser
 
 
 def _measure(args: argparse.Namespace) -> list[Row]:
