@@ -13,7 +13,22 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import cache, calibrate, convert, demo, doctor, export, models, plan, replay, run, score, selftest, tokenize
+from . import (
+    bench,
+    cache,
+    calibrate,
+    convert,
+    demo,
+    doctor,
+    export,
+    models,
+    plan,
+    replay,
+    run,
+    score,
+    selftest,
+    tokenize,
+)
 from .command import Command, Help, Parser
 from .signals import unwinding_signals
 from .streams import complain, prepare_streams
@@ -35,6 +50,7 @@ COMMANDS: tuple[Command, ...] = (
     selftest,
     models,
     cache,
+    bench,
 )
 """The subcommands, in the order of `--help`."""
 
