@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from pathlib import Path
 
@@ -22,7 +21,7 @@ KINDS = {
     "cache": "finding a prefix, publishing a block, appending a token",
     "schedule": "what happens between two runs of the model, for 1 to 128 sequences",
 }
-"""What can be measured; `cases` of the module `bench_` and that name makes the cases."""
+"""What can be measured."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -53,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from hostcache.errors import UsageError
 
+    from . import bench_cache, bench_schedule
     from .bench_peer import NO_PEER, PEER, NanoVllm
     from .bench_rows import as_text, compare
 
@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option) < 1:
             raise UsageError(f"--{option.replace('_', '-')} must be 1 or more, got {getattr(args, option)}")
     peer = None if args.peer is None else NanoVllm.load(args.peer)
-    cases = importlib.import_module(f".bench_{args.kind}", __package__).cases(peer, args.block_tokens)
+    kinds = {"cache": bench_cache.cases, "schedule": bench_schedule.cases}
+    cases = kinds[args.kind](peer, args.block_tokens)
     rows = [compare(case, args.rounds, args.times) for case in cases]
     if args.json:
         print(json.dumps({"rows": [row.as_json(PEER) for row in rows], "note": NO_PEER if peer is None else None}))

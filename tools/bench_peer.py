@@ -61,8 +61,9 @@ class NanoVllm:
         configuration.Config = types.SimpleNamespace  # type: ignore[attr-defined] # only named in annotations
         sys.modules |= {"nanovllm": package, "nanovllm.config": configuration}
         try:
-            names = ("sequence", "block_manager", "scheduler")
-            sequence, manager, scheduler = (importlib.import_module(f"nanovllm.engine.{name}") for name in names)
+            sequence = importlib.import_module("nanovllm.engine.sequence")
+            manager = importlib.import_module("nanovllm.engine.block_manager")
+            scheduler = importlib.import_module("nanovllm.engine.scheduler")
             sampling = importlib.import_module("nanovllm.sampling_params")
         except ModuleNotFoundError as error:
             if error.name == "xxhash":
