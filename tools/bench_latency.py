@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.clock == "cpu" and args.threads != 1:
         raise UsageError(f"--clock cpu adds up all threads' time: it takes --threads 1, not {args.threads}")
+    if args.rounds < 1:
+        raise UsageError(f"--rounds must be 1 or more, got {args.rounds}")
     if args.plot is not None:
         require_charts()
     rows = _measure(args)
