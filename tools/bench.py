@@ -6,41 +6,48 @@ import argparse
 import json
 from pathlib import Path
 
-from .command import Help, Subparsers, add_command
+from . import bench_latency
+from .command import Help, Parser, Subparsers, add_command
 
-__all__ = ["KINDS", "add_parser", "run"]
+__all__ = ["add_parser", "run"]
 
 EXAMPLE = """\
 rockpage bench cache --peer ~/nano-vllm
 rockpage bench schedule --peer ~/nano-vllm --block-tokens 256 --json
+rockpage bench latency model.gguf
 
 The peer is a checkout of https://github.com/GeeeekExplorer/nano-vllm; it needs
 the package xxhash. Exit 1 if a ratio is above its target."""
 
-KINDS = {
-    "cache": "finding a prefix, publishing a block, appending a token",
-    "schedule": "what happens between two runs of the model, for 1 to 128 sequences",
-}
-"""What can be measured."""
+CACHE = "finding a prefix, publishing a block, appending a token"
+SCHEDULE = "what happens between two runs of the model, for 1 to 128 sequences"
+LATENCY = "what a budget for a step does to those who wait for tokens"
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Register `rockpage bench`."""
-    summary = "measure our bookkeeping beside nano-vllm's"
+    summary = "measure what our own work costs, beside a peer's"
     parser = add_command(subparsers, "bench", run, summary=summary, example=EXAMPLE)
     kinds = parser.add_subparsers(title="what", metavar="KIND", dest="kind", required=True)
-    for name, description in KINDS.items():
-        kind = kinds.add_parser(
-            name, help=description, description=f"Measure {description}.", formatter_class=Help, allow_abbrev=False
-        )
+    for name, description in (("cache", CACHE), ("schedule", SCHEDULE)):
+        kind = _add_kind(kinds, name, description)
         kind.add_argument("--peer", type=Path, metavar="DIR", help="a checkout of nano-vllm (default: none)")
         kind.add_argument("--block-tokens", type=int, default=16, metavar="N", help="of both (default: %(default)s)")
         kind.add_argument("--rounds", type=int, default=15, metavar="N", help="that begin anew (default: %(default)s)")
         kind.add_argument("--times", type=int, default=100, metavar="N", help="in a round (default: %(default)s)")
-        # Also understood in front of the kind.
-        kind.add_argument(
-            "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object instead"
-        )
+    latency = _add_kind(kinds, "latency", LATENCY)
+    latency.set_defaults(run=bench_latency.run)
+    bench_latency.add_options(latency)
+
+
+def _add_kind(kinds: Subparsers, name: str, description: str) -> Parser:
+    """Register what can be measured."""
+    kind = kinds.add_parser(
+        name, help=description, description=f"Measure {description}.", formatter_class=Help, allow_abbrev=False
+    )
+    # Also understood in front of the kind.
+    kind.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object")
+    return kind
 
 
 def run(args: argparse.Namespace) -> int:

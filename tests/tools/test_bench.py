@@ -161,6 +161,11 @@ def test_numbers_are_positive(capsys: pytest.CaptureFixture[str], option: str) -
     assert_refused(run_here(capsys, "bench", "schedule", option, "0"), f"{option} must be 1 or more, got 0")
 
 
+def test_latency_is_measured_by_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = run_here(capsys, "bench", "latency", "--clock", "cpu", "--threads", "2")
+    assert_refused(outcome, "--clock cpu adds up all threads' time: it takes --threads 1, not 2")
+
+
 @pytest.mark.parametrize("block_tokens", [24, 1024])
 def test_a_prefix_that_is_not_found_is_no_lookup(capsys: pytest.CaptureFixture[str], block_tokens: int) -> None:
     outcome = run_here(capsys, "bench", "cache", "--block-tokens", str(block_tokens), *QUICK)
