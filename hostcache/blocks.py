@@ -234,6 +234,10 @@ class BlockPool:
         """Whether the block's memory was given back."""
         return block in self._withheld
 
+    def is_fenced(self, block: int) -> bool:
+        """Whether a copy out of the block is running, whoever refers to it."""
+        return self._fences[block] > 0
+
     def is_idle(self, block: int) -> bool:
         """Whether nobody refers to the block and nobody reads it: it is free, cached or withheld."""
         return self.refs[block] == 0 and not self._fences[block]

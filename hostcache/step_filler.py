@@ -99,7 +99,7 @@ class StepFiller:
         Raises:
             RockpageError: none will; somebody outside holds them.
         """
-        if not self._blocks_will_return:
+        if not self._blocks_will_return and not any(map(self._awaits_fence, self._running.lowest_first())):
             raise RockpageError(
                 f"no progress: {len(self._queue)} requests wait, {len(self._running)} run, "
                 f"{self._pool.available} of {self._pool.total} blocks are available and no request holds the others"
@@ -267,16 +267,24 @@ class StepFiller:
         return bool(victims)
 
     def _free_tail(self, request: Request) -> bool:
-        """Let the prefix cache forget the tail that only this request uses: then it needs no private copy."""
+        """Let the prefix cache forget the tail that only this request uses: then it needs no private copy.
+
+        A tail behind a fence stays as it is: somebody may be copying what it held for another request.
+        """
         tail = request.table.shared_tail
-        if tail is None or self._pool.refs[tail] > 1:
+        if tail is None or not self._pool.would_free(tail):
             return False
         self._prefix.forget(tail)
         return True
 
+    def _awaits_fence(self, request: Request) -> bool:
+        """Whether somebody is copying the block that the request's next token would land in."""
+        tail = request.table.shared_tail
+        return tail is not None and self._pool.is_fenced(tail)
+
     def _stand_back(self, request: Request, now: float) -> None:
         """Nobody can go on, and this is the lowest of them: wait for fences, give way, or fail."""
-        if self._pool.fenced:
+        if self._pool.fenced or self._awaits_fence(request):
             return
         if len(self._running) > 1 or self._pool.withheld:
             self._preemption.preempt(request, now)

@@ -99,3 +99,20 @@ def test_a_tail_that_is_kept_for_others_does_not_keep_its_last_user_from_growing
     bench.run()
     assert child.finish_reason is FinishReason.FAILED
     assert child.length == 9  # eight tokens fill the two blocks, as they would have for a request alone
+
+
+def test_a_tail_that_somebody_copies_is_not_written_in_place_however_short_blocks_are() -> None:
+    """Its last user waits for the fence, alone as it is, and goes on then."""
+    bench = Bench(blocks=2)
+    parent = bench.submit(5, max_tokens=20)
+    bench.step()
+    child = bench.scheduler.fork(parent)
+    bench.scheduler.end(parent, FinishReason.ABORTED)
+    fence = bench.pool.fence([child.table.blocks[1]])
+    for _ in range(3):
+        assert bench.step().rows == 0
+    assert child.state is RequestState.RUNNING
+    fence.release()
+    bench.run()
+    assert child.finish_reason is FinishReason.FAILED
+    assert child.length == 9

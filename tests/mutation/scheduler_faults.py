@@ -131,6 +131,9 @@ SCHEDULER_FAULTS = [
         ("guesses leave no room for the token behind them", "min(request.limit - 1, request.next_turn) - request.length", "min(request.limit, request.next_turn) - request.length"),
         ("a prompt is computed to its end before it is branched", "max(1, request.remaining - 1) if request.branches else request.remaining", "request.remaining"),
         ("the last one that cannot grow waits for ever", "        else:\n            self._fail(request)\n", ""),
+        ("a tail that somebody copies is written in place", "if tail is None or not self._pool.would_free(tail):", "if tail is None or self._pool.refs[tail] > 1:"),
+        ("the last one does not wait for a fence", "if self._pool.fenced or self._awaits_fence(request):", "if self._pool.fenced:"),
+        ("waiting for a fence is no progress", " and not any(map(self._awaits_fence, self._running.lowest_first())):", ":"),
     ),
     *group(
         "hostcache/step_filler.py",
