@@ -12,7 +12,8 @@ class Architecture:
     """A family of decoders: RMSNorm, grouped-query attention, RoPE on whole heads, SwiGLU, and what sets it apart.
 
     Attributes:
-        name: `general.architecture` of a GGUF file and `model_type` of a Hugging Face folder.
+        name: `general.architecture` of a GGUF file and `model_type` of a Hugging Face folder; a folder's `mistral` is a
+            `llama`.
         models: names people know it by.
         qkv_bias: queries, keys and values have a bias.
         qk_norm: each head of queries and keys is normed before it is rotated.
@@ -29,7 +30,9 @@ class Architecture:
 ARCHITECTURES = {
     family.name: family
     for family in (
-        Architecture("llama", ("Llama", "SmolLM2", "TinyLlama"), qkv_bias=False, qk_norm=False, interleaved=True),
+        Architecture(
+            "llama", ("Llama", "SmolLM2", "TinyLlama", "Mistral"), qkv_bias=False, qk_norm=False, interleaved=True
+        ),
         Architecture("qwen2", ("Qwen2", "Qwen2.5"), qkv_bias=True, qk_norm=False, interleaved=False),
         Architecture("qwen3", ("Qwen3",), qkv_bias=False, qk_norm=True, interleaved=False),
     )

@@ -65,7 +65,7 @@ class Decoder:
         config: the model's dimensions.
         fingerprint: SHA-256 of the model file, in hex.
         numerics: names everything here that can change a bit of K or V: libraries, machine, forms of weights, graphs,
-            activations and rotation.
+            activations, rotation and windows.
         weights_bytes: bytes of the repacked weights.
         max_rows: most tokens of one step.
     """
@@ -145,7 +145,7 @@ class Decoder:
                     machine_identity(),
                     f"forms-{FORM_VERSION}",
                     activations,
-                    f"rope-{config.rope.identity(config.head_dim)}",
+                    config.positions_identity,
                 )
             ),
             weights_bytes=plan.nbytes,

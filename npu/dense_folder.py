@@ -74,7 +74,7 @@ class DenseFolder:
         runner = RknnLiteSegments(self._folder, self.manifest)
         try:
             # Embedding and rotation are computed here, by numpy.
-            host = (f"numpy-{np.__version__}", machine_identity(), f"rope-{config.rope.identity(config.head_dim)}")
+            host = (f"numpy-{np.__version__}", machine_identity(), config.positions_identity)
             return SegmentedDecoder(
                 self._source,
                 config,

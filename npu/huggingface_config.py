@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .architectures import ARCHITECTURES, Architecture
 from .gguf_header import MetaValue
 from .keys import Keys
+from .model_windows import windows_in_gguf
 from .rope import MOST_HEAD_DIM, llama3_factors, yarn_attention
 
 __all__ = ["ROPE_TYPES", "HuggingFaceConfig"]
@@ -24,6 +25,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Values of `rope_type` that rockpage runs."""
 
 _MOST_POSITIONS = 2**31  # they are int32
+_MODEL_TYPES = {name: name for name in ARCHITECTURES} | {"mistral": "llama"}  # by what GGUF calls them
 _QWEN3_HEAD_DIM = 128  # Qwen3Config's default; the older families share the width among their heads
 
 
@@ -58,9 +60,10 @@ class HuggingFaceConfig:
             UnsupportedModel: another model type, or a variant that rockpage does not run.
         """
         keys = Keys(path, config)
-        name = keys.text("model_type")
-        if name not in ARCHITECTURES:
-            keys.refuse(f"model type '{name}'", f"rockpage runs {', '.join(ARCHITECTURES)}")
+        model_type = keys.text("model_type")
+        if model_type not in _MODEL_TYPES:
+            keys.refuse(f"model type '{model_type}'", f"rockpage runs {', '.join(_MODEL_TYPES)}")
+        name = _MODEL_TYPES[model_type]
         _refuse_variants(keys, config)
         hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
         usual_head_dim = _QWEN3_HEAD_DIM if name == "qwen3" else hidden // heads
@@ -77,9 +80,9 @@ class HuggingFaceConfig:
             "attention.key_length": head_dim,
             "attention.value_length": head_dim,
             "attention.layer_norm_rms_epsilon": keys.number("rms_norm_eps"),
-            "attention.sliding_window": _sliding_window(keys, config),
             "rope.dimension_count": head_dim,
-        } | rope.metadata()
+        }
+        own |= windows_in_gguf(keys, config) | rope.metadata()
         return cls(
             family=ARCHITECTURES[name],
             metadata={"general.architecture": name} | {f"{name}.{key}": value for key, value in own.items()},
@@ -156,14 +159,3 @@ def _refuse_variants(keys: Keys, config: Mapping[str, object]) -> None:
         keys.refuse(f"hidden_act '{activation}'", "rockpage runs silu")
     if config.get("quantization_config"):
         keys.refuse("weights quantised for another runtime (quantization_config)", "use the model it was made from")
-
-
-def _sliding_window(keys: Keys, config: Mapping[str, object]) -> int:
-    """Tokens of the window, 0 if no layer has one."""
-    layer_types = config.get("layer_types")
-    if isinstance(layer_types, list):
-        slides = "sliding_attention" in layer_types
-    else:  # in Qwen's older folders the first `max_window_layers` layers see everything
-        layers = keys.integer("num_hidden_layers")
-        slides = keys.flag("use_sliding_window", False) and keys.integer("max_window_layers", 0, least=0) < layers
-    return keys.integer("sliding_window") if slides else 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from hostcache.errors import BadModelFile, UnsupportedModel
 
 __all__ = ["Keys"]
+
+_Item = TypeVar("_Item")
 
 _LARGEST = 2**31  # of a dimension: positions and token ids are int32
 
@@ -77,6 +79,21 @@ class Keys:
         ):
             self.contradict(key, value, "it must be a positive number")
         return float(value)
+
+    def items(self, key: str, kind: type[_Item], count: int) -> list[_Item]:
+        """A list of so many values of one type.
+
+        Raises:
+            BadModelFile: it is missing, or not such a list.
+        """
+        value = self._value(key, None)
+        if not isinstance(value, list) or len(value) != count or not all(type(item) is kind for item in value):
+            self.contradict(key, value, f"it must be a list of {count} of type {kind.__name__}")
+        return value
+
+    def value(self, key: str) -> object:
+        """Whatever is there; None if it is missing."""
+        return self._values.get(key)
 
     def contradict(self, key: str, value: object, reason: str) -> NoReturn:
         """Refuse a value that cannot be.

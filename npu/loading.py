@@ -193,6 +193,7 @@ def load_parts(
             graphs=graphs,
             placement=placement,
             resident_bytes=resident_bytes,
+            windows=model_config.windows,
             cache_dir=cache_dir,
         )
         opened.pop_all()

@@ -11,6 +11,7 @@ from hostcache.geometry import KVGeometry
 from .architectures import ARCHITECTURES, Architecture
 from .gguf_rope import read_rope
 from .keys import Keys
+from .model_windows import MOST_LAYERS, read_windows
 from .rope import MOST_HEAD_DIM, Rope
 from .source import ModelSource
 
@@ -34,6 +35,7 @@ class ModelConfig:
         rope: the rotation of queries and keys.
         eps: epsilon of every RMSNorm.
         tied_head: the output head is the token embedding.
+        windows: of each layer, the newest tokens that a row sees, its own included; 0: the whole context.
     """
 
     family: Architecture
@@ -48,6 +50,7 @@ class ModelConfig:
     rope: Rope
     eps: float
     tied_head: bool
+    windows: tuple[int, ...]
 
     @classmethod
     def from_gguf(cls, source: ModelSource) -> ModelConfig:
@@ -68,11 +71,12 @@ class ModelConfig:
         heads = keys.integer(f"{name}.attention.head_count")
         head_dim = keys.integer(f"{name}.attention.key_length", hidden // heads, most=MOST_HEAD_DIM)
         context_length = keys.integer(f"{name}.context_length")
+        layers = keys.integer(f"{name}.block_count", most=MOST_LAYERS)
         if head_dim % 2:
             keys.contradict(f"{name}.attention.key_length", head_dim, "rotary embedding turns pairs of elements")
         config = cls(
             family=ARCHITECTURES[name],
-            layers=keys.integer(f"{name}.block_count"),
+            layers=layers,
             hidden=hidden,
             heads=heads,
             kv_heads=keys.integer(f"{name}.attention.head_count_kv", heads),
@@ -83,6 +87,7 @@ class ModelConfig:
             rope=read_rope(source, name, head_dim, context_length),
             eps=keys.number(f"{name}.attention.layer_norm_rms_epsilon"),
             tied_head="output.weight" not in source.tensors,
+            windows=read_windows(keys, name, layers, context_length),
         )
         config._refuse_variants(keys)
         config._check_tensors(source)
@@ -92,6 +97,12 @@ class ModelConfig:
     def geometry(self) -> KVGeometry:
         """Shape of the model's KV cache."""
         return KVGeometry(layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim)
+
+    @property
+    def positions_identity(self) -> str:
+        """Names what positions do to K and V: how they are rotated, and what windows hide."""
+        rope = f"rope-{self.rope.identity(self.head_dim)}"
+        return f"{rope}/windows-{'-'.join(map(str, self.windows))}" if any(self.windows) else rope
 
     def context(self, wanted: int | None) -> int:
         """The most tokens of a sequence: as many as wanted, or as the model was made for.
@@ -148,10 +159,6 @@ class ModelConfig:
             keys.refuse(f"values of {value_dim} beside keys of {self.head_dim} elements", "rockpage wants equal ones")
         if experts := keys.integer(f"{name}.expert_count", 0, least=0):
             keys.refuse(f"a mixture of {experts} experts", "use a dense model")
-        # A window that holds the whole context hides nothing.
-        window = keys.integer(f"{name}.attention.sliding_window", 0, least=0)
-        if 0 < window < self.context_length:
-            keys.refuse(f"a sliding window of {window} tokens", "use a model with full attention")
 
     def _check_tensors(self, source: ModelSource) -> None:
         path = str(source.path)

@@ -33,6 +33,7 @@ class RandomModel:
 
     Attributes:
         family: `model_type`.
+        window: keys of config.json that say which layers have one.
         rope: `rope_parameters`; the original context is short, so that every scaling shows within 100 tokens.
         tied: whether the head is the embedding.
         head_dim: elements of a head; `heads * head_dim` need not be `hidden`.
@@ -48,6 +49,7 @@ class RandomModel:
     vocab: int = VOCAB
     tied: bool = False
     rope: Mapping[str, Any] = field(default_factory=dict)
+    window: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> Any:
         """The model, with the same random weights every time."""
@@ -67,6 +69,7 @@ class RandomModel:
             tie_word_embeddings=self.tied,
             rope_parameters={"rope_theta": 10000.0, "rope_type": "default", **self.rope},
             attn_implementation="eager",
+            **self.window,
         )
         model: Any = transformers.AutoModelForCausalLM
         model = model.from_config(config, dtype=torch.float32).eval()
@@ -109,8 +112,21 @@ FAMILIES = {
         "qwen3", 80, rope={"rope_type": "yarn", "factor": 2.0, "beta_fast": 16.0, "beta_slow": 2.0, **SHORT}
     ),
     "qwen3-64-llama3": RandomModel("qwen3", 64, heads=2, rope={**LLAMA3, **SHORT}),
+    "mistral-64-window": RandomModel("mistral", 64, window={"sliding_window": 24}),
+    "qwen2-64-window": RandomModel(
+        "qwen2", 64, layers=3, window={"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 1}
+    ),
+    "qwen3-64-window": RandomModel(
+        "qwen3",
+        64,
+        window={
+            "use_sliding_window": True,
+            "sliding_window": 33,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
 }
-"""Every family, head width, kind of head, grouping and rotation at least once."""
+"""Every family, head width, kind of head, grouping, rotation and kind of window at least once."""
 
 
 def judge(model: Any, ids: list[int]) -> NDArray[np.float32]:
@@ -137,7 +153,8 @@ def save_gguf(random: RandomModel, model: Any, path: Path, matrix_type: str) -> 
     import torch  # noqa: PLC0415 - see the module
 
     kind = gguf.GGMLQuantizationType[matrix_type]
-    writer = gguf.GGUFWriter(path, random.family)
+    architecture = "llama" if random.family == "mistral" else random.family
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(random.layers)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(random.hidden)
@@ -148,6 +165,10 @@ def save_gguf(random: RandomModel, model: Any, path: Path, matrix_type: str) -> 
     writer.add_value_length(random.head_dim)
     writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
     writer.add_vocab_size(random.vocab)
+    if window := getattr(model.config, "sliding_window", None):
+        writer.add_sliding_window(window)
+        types = getattr(model.config, "layer_types", None) or ["sliding_attention"] * random.layers
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in types])
     rope = model.config.rope_parameters
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
@@ -163,11 +184,11 @@ def save_gguf(random: RandomModel, model: Any, path: Path, matrix_type: str) -> 
         trained = rope["rope_theta"] ** (-np.arange(0, random.head_dim, 2) / random.head_dim)
         factors = (trained / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
         writer.add_tensor("rope_freqs.weight", factors)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[random.family.upper()], random.layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], random.layers)
     for name, weight in model.named_parameters():
         values = weight.detach().numpy()
         stored = values
-        if random.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             stored = _to_neighbours(values, random.head_dim)
         used = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         quants = encode(stored, GGMLType(used))

@@ -48,8 +48,9 @@ class PlainSession:
         ) -> None:
             self.k[layer, start : self.tokens] = k
             self.v[layer, start : self.tokens] = v
+            window = self._decoder.config.windows[layer] or start + len(q)
             for row in range(len(q)):
-                seen = slice(0, start + row + 1)
+                seen = slice(max(0, start + row + 1 - window), start + row + 1)
                 out[row] = attend_one(q[row], self.k[layer, seen], self.v[layer, seen])
             if self._jitter:
                 out *= 1 + np.float32(1e-6) * self._jitter.standard_normal(out.shape, np.float32)

@@ -42,7 +42,7 @@ def load(path: Path, cache: Path) -> Decoder:
 
 
 # The others take their time; those of the default run have every family, scaling and kind of head among them.
-QUICK = ("llama-64-tied", "llama-128-llama3", "qwen2-96-yarn", "qwen3-80-yarn")
+QUICK = ("llama-64-tied", "llama-128-llama3", "qwen2-96-yarn", "qwen3-80-yarn", "mistral-64-window", "qwen2-64-window")
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in FAMILIES]
 
 
@@ -86,7 +86,7 @@ def serve(decoder: Decoder, prompts: list[list[int]]) -> list[tuple[list[int], N
     """Answer all prompts at once: of each, its answer and the logits that its tokens were chosen by."""
     recorder = Recorder(decoder)
     cache = PagedKVCache.create(decoder.geometry, 8 << 20)
-    runtime = open_runtime("cpu", cache, decoder.config.heads)
+    runtime = open_runtime("cpu", cache, decoder.config.heads, windows=decoder.config.windows)
     config = SchedulerConfig(context_length=CONTEXT, max_rows=64, max_sequences=8, prefill_chunk=16)
     with Engine(EngineParts(recorder, toy(), cache, runtime, config)) as engine:
         params = SamplingParams(max_tokens=DECODED, ignore_eos=True)

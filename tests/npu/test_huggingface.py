@@ -13,8 +13,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from hostcache.errors import BadModelFile, ModelError, UnsupportedModel, UsageError
+from npu.convert import convert_model
 from npu.decoder import Decoder
 from npu.ggml import GGMLType
+from npu.gguf import GGUFFile
 from npu.huggingface import HuggingFaceFolder
 from npu.huggingface_names import gguf_name, huggingface_name
 from npu.model import ModelConfig
@@ -192,16 +194,28 @@ REFUSED: dict[str, tuple[dict[str, object], type[ModelError], str]] = {
     "no model type": ({"model_type": None}, BadModelFile, "key 'model_type' is missing"),
     "activation": ({"hidden_act": "gelu"}, UnsupportedModel, "hidden_act 'gelu'"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModel, "quantised for another runtime"),
-    "window": (
+    "window that is not used": (
         {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 128},
-        UnsupportedModel,
-        "sliding window of 128",
+        BadModelFile,
+        r"layer_types' is \['full_attention', 'sliding_attention'\]: use_sliding_window and sliding_window say",
     ),
-    "window, older": (
-        {"layer_types": None, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 128},
+    "window of a third kind": (
+        {"layer_types": ["full_attention", "chunked_attention"]},
         UnsupportedModel,
-        "sliding window of 128",
+        "layers of type 'chunked_attention'.*full_attention and sliding_attention",
     ),
+    "window of too few layers": (
+        {"layer_types": ["full_attention"]},
+        BadModelFile,
+        r"layer_types' is \['full_attention'\]: it must be a list of 2 of type str",
+    ),
+    "window of a llama": (
+        {"model_type": "llama", "layer_types": None, "use_sliding_window": True},
+        UnsupportedModel,
+        "sliding windows in a Llama",
+    ),
+    "window of no tokens": ({"sliding_window": 0}, BadModelFile, "sliding_window' is 0: it must be a positive integer"),
+    "layers without end": ({"num_hidden_layers": 4097}, BadModelFile, "num_hidden_layers' is 4097.*4096 at most"),
     "rope type": (
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
         UnsupportedModel,
@@ -269,11 +283,49 @@ def test_configurations_that_do_not_fit_are_refused(folder: Path, case: str) -> 
     assert type(caught.value) is kind
 
 
-def test_a_window_that_no_layer_has_is_none(folder: Path) -> None:
-    edit(folder, layer_types=None, use_sliding_window=True, max_window_layers=2, sliding_window=128)
-    assert read(folder).layers == 2
-    edit(folder, use_sliding_window=False, max_window_layers=0)
-    assert read(folder).layers == 2
+WINDOWED: dict[str, tuple[dict[str, object], tuple[int, int]]] = {
+    "listed": (
+        {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True, "sliding_window": 128},
+        (128, 0),
+    ),
+    "behind the first": ({"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 128}, (0, 128)),
+    "behind more than there are": ({"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 128}, (0, 0)),
+    "behind transformers' 28": ({"use_sliding_window": True, "max_window_layers": None, "sliding_window": 128}, (0, 0)),
+    "not used": ({"use_sliding_window": False, "max_window_layers": 0, "sliding_window": 128}, (0, 0)),
+    "the whole context": ({"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 512}, (0, 0)),
+    "transformers' 4096": (
+        {"use_sliding_window": True, "max_window_layers": 0, "max_position_embeddings": 8192, "sliding_window": None},
+        (4096, 4096),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWED)
+def test_layers_have_the_windows_that_transformers_gives_them(folder: Path, case: str) -> None:
+    changes, windows = WINDOWED[case]
+    edit(folder, **{"layer_types": None, **changes})
+    assert read(folder).windows == windows
+
+
+def test_all_layers_of_a_mistral_have_its_window(saved: dict[str, Path], tmp_path: Path) -> None:
+    """Its tensors are a llama's. A key that is missing is transformers' 4096, null is none."""
+    folder = shutil.copytree(saved["llama"], tmp_path / "mistral")
+    edit(folder, model_type="mistral", sliding_window=100)
+    config = read(folder)
+    assert (config.family.name, config.windows) == ("llama", (100, 100))
+    edit(folder, sliding_window=None, max_position_embeddings=8192)
+    assert read(folder).windows == (4096, 4096)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "sliding_window": None}))
+    assert read(folder).windows == (0, 0)
+
+
+def test_a_converted_model_keeps_its_windows(folder: Path, tmp_path: Path) -> None:
+    edit(folder, layer_types=None, use_sliding_window=True, max_window_layers=1, sliding_window=128)
+    with HuggingFaceFolder.open(folder) as source:
+        convert_model(source, source.metadata, "int8", tmp_path / "model.gguf")
+    with GGUFFile.open(tmp_path / "model.gguf") as converted:
+        assert ModelConfig.from_gguf(converted).windows == (0, 128)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", "[" * 100_000, '{"a": "\udcff"}', '{"a": ' + "9" * 5000 + "}"])

@@ -41,6 +41,7 @@ def test_dimensions_come_from_the_header(tiny: GGUFFile) -> None:
         rope=Rope(10000.0),
         eps=float(np.float32(1e-5)),
         tied_head=True,
+        windows=(0, 0),
     )
     assert config.geometry == KVGeometry(layers=2, kv_heads=2, head_dim=16)
     assert config.head_tensor == "token_embd.weight"
@@ -109,7 +110,26 @@ REFUSED: dict[str, tuple[dict[str, MetaValue], type[ModelError], str]] = {
     ),
     "frequencies overflow": ({"llama.rope.scaling.factor": 5e-324}, BadModelFile, "freq_base' is 10000.0.*overflow"),
     "negative factor": ({"llama.rope.scaling.factor": -2.0}, BadModelFile, "scaling.factor' is -2.0"),
-    "sliding window": ({"llama.attention.sliding_window": 511}, UnsupportedModel, "sliding window of 511"),
+    "window of no layers": (
+        {"llama.attention.sliding_window": 511},
+        UnsupportedModel,
+        r"sliding window of 511 tokens without a list of the layers.*sliding_window_pattern.*rockpage convert",
+    ),
+    "window by a period": (
+        {"llama.attention.sliding_window": 511, "llama.attention.sliding_window_pattern": 2},
+        UnsupportedModel,
+        "sliding window of 511 tokens without a list",
+    ),
+    "window of too few layers": (
+        {"llama.attention.sliding_window": 511, "llama.attention.sliding_window_pattern": [True]},
+        BadModelFile,
+        r"sliding_window_pattern' is \[True\]: it must be a list of 2 of type bool",
+    ),
+    "window by numbers": (
+        {"llama.attention.sliding_window": 511, "llama.attention.sliding_window_pattern": [1, 0]},
+        BadModelFile,
+        r"sliding_window_pattern' is \[1, 0\]: it must be a list of 2 of type bool",
+    ),
     "negative window": ({"llama.attention.sliding_window": -1}, BadModelFile, "sliding_window' is -1"),
     "partial rotation": ({"llama.rope.dimension_count": 8}, UnsupportedModel, "rotation of 8 of 16"),
     "other value width": ({"llama.attention.value_length": 8}, UnsupportedModel, "values of 8 beside keys of 16"),
@@ -130,7 +150,8 @@ REFUSED: dict[str, tuple[dict[str, MetaValue], type[ModelError], str]] = {
     "odd head": ({"llama.attention.key_length": 15}, BadModelFile, "key_length' is 15"),
     "groups do not divide": ({"llama.attention.head_count_kv": 3}, BadModelFile, "4 heads are not a multiple"),
     "a layer too many": ({"llama.block_count": 3}, BadModelFile, "tensor 'blk.2.attn_norm.weight' is missing"),
-    "2^31 layers": ({"llama.block_count": 2**31}, BadModelFile, "tensor 'blk.2.attn_norm.weight' is missing"),
+    "2^31 layers": ({"llama.block_count": 2**31}, BadModelFile, "block_count' is 2147483648.*4096 at most"),
+    "more layers than tensors": ({"llama.block_count": 3}, BadModelFile, "tensor 'blk.2.attn_norm.weight' is missing"),
     "a layer too few": ({"llama.block_count": 1}, UnsupportedModel, "'blk.1.attn_norm.weight' is not part of"),
     "wider": ({"llama.embedding_length": 96}, BadModelFile, r"'token_embd.weight' is \[272, 64\].*\[272, 96\]"),
     "vocabulary": ({"llama.vocab_size": 300}, BadModelFile, "tokenizer has 272 tokens but the model 300"),
@@ -217,7 +238,15 @@ def test_yarn_takes_its_usual_parameters(tiny: GGUFFile) -> None:
 
 def test_a_window_that_holds_the_context_hides_nothing(tiny: GGUFFile) -> None:
     tiny.metadata["llama.attention.sliding_window"] = 512
-    assert ModelConfig.from_gguf(tiny).context_length == 512
+    assert ModelConfig.from_gguf(tiny).windows == (0, 0)
+
+
+def test_the_layers_of_a_window_are_those_that_the_file_lists(tiny: GGUFFile) -> None:
+    plain = ModelConfig.from_gguf(tiny)
+    tiny.metadata |= {"llama.attention.sliding_window": 511, "llama.attention.sliding_window_pattern": [False, True]}
+    config = ModelConfig.from_gguf(tiny)
+    assert config.windows == (0, 511)
+    assert config.positions_identity == plain.positions_identity + "/windows-0-511"
 
 
 def test_frequency_factors_must_be_one_positive_number_for_each_pair(tiny: GGUFFile) -> None:
