@@ -6,8 +6,7 @@ import bisect
 import operator
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +34,7 @@ FilledBlock: TypeAlias = tuple[Request, int, NDArray[np.int32], int]
 """A request, where in its table the block is that it has filled, the block's tokens, and the block."""
 
 
-@dataclass(frozen=True)
-class DecodeRows:
+class DecodeRows(NamedTuple):
     """One row for each of some decoding requests; the arrays are the receiver's.
 
     Attributes:
@@ -145,9 +143,10 @@ class DecodeBatch:
         Returns:
             Whether that was done: there are blocks for all, and none needs a copy.
         """
-        blocks, offsets = np.divmod(self._held(places), self._block_tokens)
-        if len(places) > pool.available or np.count_nonzero(offsets):
+        held = self._held(places)
+        if len(places) > pool.available or np.count_nonzero(held % self._block_tokens):
             return False
+        blocks = held // self._block_tokens
         width = max(blocks.tolist()) + 1
         if width > self._tables.shape[1]:
             self._widen(width)

@@ -34,27 +34,8 @@ class Lifecycle:
         """A plan was computed: publish full blocks, append what was sampled."""
         running, decodes = self._state.running, plan.decodes
         self._advance_decodes(decodes, tokens[: len(decodes)], stops[: len(decodes)])
-        for chunk in plan.prefills:
-            chunk.request.in_flight = False
-            if not chunk.drafted:
-                chunk.request.computed += chunk.count
-                self._publish(chunk.request)
-        chunks, drafts = plan.sampling[len(decodes) :], plan.drafts
-        sampled = list(zip(chunks, tokens[len(decodes) :], stops[len(decodes) :], strict=True))
-        if drafts:
-            sampled = self._verify(drafts, sampled)
-        for request, token, stop in sampled:
-            if request.doomed is not None:  # ended while its step was computed
-                continue
-            request.buffer[request.length] = token
-            request.length += 1
-            request.account.charge_output(1)
-            if stop or request.length == request.limit:
-                self._finish(request, FinishReason.STOP if stop else FinishReason.LENGTH)
-        for chunk in plan.prefills:
-            if not chunk.request.finished and chunk.request.doomed is None:
-                chunk.request.let_go()
-                running.computed_chunk(chunk.request)
+        if plan.prefills:
+            self._advance_chunks(plan, tokens[len(decodes) :], stops[len(decodes) :])
         for request in running.decoding.passed_blocks():
             request.let_go()
             running.update(request)
@@ -120,6 +101,30 @@ class Lifecycle:
         for index in sorted({*ended, *(index for index, stop in enumerate(stops) if stop)}):
             if decodes[index].doomed is None:
                 self._finish(decodes[index], FinishReason.STOP if stops[index] else FinishReason.LENGTH)
+
+    def _advance_chunks(self, plan: StepPlan, tokens: Sequence[int], stops: Sequence[bool]) -> None:
+        """What was computed of prompts, and of drafts, with what was sampled behind them."""
+        for chunk in plan.prefills:
+            chunk.request.in_flight = False
+            if not chunk.drafted:
+                chunk.request.computed += chunk.count
+                self._publish(chunk.request)
+        chunks, drafts = plan.sampling[len(plan.decodes) :], plan.drafts
+        sampled = list(zip(chunks, tokens, stops, strict=True))
+        if drafts:
+            sampled = self._verify(drafts, sampled)
+        for request, token, stop in sampled:
+            if request.doomed is not None:  # ended while its step was computed
+                continue
+            request.buffer[request.length] = token
+            request.length += 1
+            request.account.charge_output(1)
+            if stop or request.length == request.limit:
+                self._finish(request, FinishReason.STOP if stop else FinishReason.LENGTH)
+        for chunk in plan.prefills:
+            if not chunk.request.finished and chunk.request.doomed is None:
+                chunk.request.let_go()
+                self._state.running.computed_chunk(chunk.request)
 
     def _end_doomed(self) -> None:
         """The step is over in which these were ended."""

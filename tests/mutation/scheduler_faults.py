@@ -32,7 +32,7 @@ SCHEDULER_FAULTS = [
         ("who leaves does not get its newest tokens", "        if request.settled_at != self.clock:\n            self._settle(index)\n", ""),
         ("a computed row stays in flight", "        self._in_flight[picked] = False\n", ""),
         ("a step's new blocks are not in its tables", "        self._tables[places, blocks] = fresh\n", ""),
-        ("a shared tail is left behind half full", " or np.count_nonzero(offsets):", ":"),
+        ("a shared tail is left behind half full", " or np.count_nonzero(held % self._block_tokens):", ":"),
         ("a slot stays where the last one was", "        self._slots[picked] += 1\n", ""),
         ("a new block's slots are those of the last one", "        self._slots[places] = fresh * self._block_tokens\n", ""),
         ("what was there of a block when its sequence joined is not in it", "        self._newest[index, begun % self._newest.shape[1], : len(block)] = block\n", ""),
