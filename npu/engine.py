@@ -71,7 +71,7 @@ class Engine:
         self.runtime = parts.runtime
         self.pool_choice = parts.pool_choice
         self.prefix = PrefixCache(self.cache.pool)
-        self.scheduler = Scheduler(self.cache, self.prefix, parts.config, swap=parts.swap)
+        self.scheduler = Scheduler(self.cache, self.prefix, parts.config, swap=parts.swap, turn=parts.turn)
         try:
             self._kept = KeptState(self.cache, self.prefix, parts.prefix_folder)
         except BaseException:
@@ -79,7 +79,9 @@ class Engine:
             raise
         self.pressure = respond_to_pressure(self.cache, self.scheduler) if parts.watch_memory else None
         self._runner = ModelRunner(parts.decoder, self.cache, self.runtime)
-        self._intake = StreamIntake(self.scheduler, self.tokenizer, self._kept, self._runner.numerics)
+        self._intake = StreamIntake(
+            self.scheduler, self.tokenizer, self._kept, self._runner.numerics, parts.context_rules
+        )
         self._streams: dict[int, Stream] = {}
         self._stepper = Stepper(
             self.scheduler, self._runner, self._streams, self.pressure, parts.lookup, stopwatch=parts.stopwatch
@@ -282,12 +284,7 @@ class Engine:
     def generate(
         self, prompt: str | ArrayLike, params: SamplingParams | None = None, **options: Unpack[QueueOptions]
     ) -> Generator[str, None, None]:
-        """Stream one request's text. Other requests go on beside it; closing the iterator aborts this one.
-
-        Args:
-            prompt: as in `add_request`.
-            params: likewise.
-            options: likewise.
+        """Stream the text of a request, which is made as by `add_request`; closing the iterator aborts it.
 
         Raises:
             RequestRefused: it can never fit.

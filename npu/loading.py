@@ -12,6 +12,7 @@ from typing import TypedDict
 from hostcache.cache import PagedKVCache
 from hostcache.scheduler_config import SchedulerConfig
 from hostcache.swap import SwapSpace
+from hostcache.table import TurnBlock
 
 from .attention import AttentionRuntime
 from .chat import ChatTemplate
@@ -20,6 +21,8 @@ from .dense_folder import DenseFolder
 from .fp16 import Rounding
 from .model import ModelConfig
 from .model_memory import MemoryDemand, PoolChoice, choose_pool
+from .overflow import ContextRules
+from .rerotation import Rerotation
 from .runtimes import PlacementName, first_choice, open_runtime
 from .source import open_model
 from .speculation import PromptLookup
@@ -46,6 +49,8 @@ class EngineParts:
         prefix_folder: where pinned prefixes are kept over restarts, see docs/state-files.md; None: nowhere.
         watch_memory: whether to respond when memory is short.
         lookup: proposes tokens for answers; None: nobody does.
+        windows: the model's own, by layer: tokens, 0 for a layer that sees everything; empty: there are none.
+        turn: turns the keys of a block to other positions, for requests that slide; None: none may.
         stopwatch: seconds, by which the scheduler learns what steps take; `time.process_time` leaves out what other
             programs took of the one core that computes.
     """
@@ -61,7 +66,14 @@ class EngineParts:
     prefix_folder: str | os.PathLike[str] | None = None
     watch_memory: bool = False
     lookup: PromptLookup | None = None
+    windows: tuple[int, ...] = ()
+    turn: TurnBlock | None = None
     stopwatch: Callable[[], float] = time.monotonic
+
+    @property
+    def context_rules(self) -> ContextRules:
+        """What requests get of the model's context."""
+        return ContextRules(self.config.context_length, self.cache.geometry.block_tokens, self.windows)
 
     def close(self) -> None:
         """Give back threads, buffers, the NPU and the pool; the CPU's weights go with the parts. Safe to call twice."""
@@ -155,12 +167,16 @@ def load_parts(
     lookup = PromptLookup(speculate) if speculate else None
     with open_model(model) as source, ExitStack() as opened:
         model_config = ModelConfig.from_gguf(source)
+        context = model_config.context(context_length)
+        # One that holds the whole context hides nothing, and is none.
+        windows = tuple(window if window < context else 0 for window in model_config.windows)
         config = SchedulerConfig(
-            context_length=model_config.context(context_length),
+            context_length=context,
             max_rows=max_rows,
             max_sequences=max_sequences,
             prefill_chunk=min(prefill_chunk, max_rows),
             step_seconds=step_seconds,
+            model_window=max(windows) if all(windows) else 0,
         )
         segments = None if dense is None else DenseFolder(dense, source, cache_dir=cache_dir)
         demand = MemoryDemand(
@@ -193,9 +209,10 @@ def load_parts(
             graphs=graphs,
             placement=placement,
             resident_bytes=resident_bytes,
-            windows=model_config.windows,
+            windows=windows,
             cache_dir=cache_dir,
         )
+        rerotation = Rerotation(cache, model_config.rope, interleaved=model_config.family.interleaved)
         opened.pop_all()
     return EngineParts(
         decoder,
@@ -209,4 +226,6 @@ def load_parts(
         prefix_folder=prefix_folder,
         watch_memory=watch_memory,
         lookup=lookup,
+        windows=windows,
+        turn=rerotation.turn,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from hostcache.window import AttentionWindow
+
 from .overflow import OverflowPolicy
 
 __all__ = ["QueueOptions"]
@@ -21,6 +23,9 @@ class QueueOptions(TypedDict, total=False):
         max_queue_seconds: how long it may wait to be admitted; None: as long as it takes.
         overflow: what happens where prompt and answer exceed the context (default `"stop"`), see
             `npu.overflow.OverflowPolicy`.
+        window: what each of its tokens sees, so that blocks in between go back to the pool; None: everything, or what
+            the model's own windows show, or, for an answer that must slide, the largest window that the context allows
+            beside 4 sinks and an eighth that is kept free.
     """
 
     salt: str
@@ -30,3 +35,4 @@ class QueueOptions(TypedDict, total=False):
     deadline: float | None
     max_queue_seconds: float | None
     overflow: OverflowPolicy
+    window: AttentionWindow | None

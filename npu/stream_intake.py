@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 from hostcache.errors import UsageError
 from hostcache.prefix import Namespace
 from hostcache.scheduler import Scheduler
+from hostcache.window import AttentionWindow
 
-from .overflow import OverflowPolicy, tokens_granted
+from .overflow import ContextRules, OverflowPolicy
 from .queue_options import QueueOptions
 from .sampling_params import SamplingParams
 from .sessions import KeptState
@@ -34,14 +35,17 @@ class StreamIntake:
         tokenizer: text to ids and back.
         kept: brings back what is kept of a prompt.
         numerics: names everything of the model and its runtime that can change a bit of KV.
+        rules: what a request gets of the context.
     """
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, kept: KeptState, numerics: str) -> None:
+    def __init__(
+        self, scheduler: Scheduler, tokenizer: Tokenizer, kept: KeptState, numerics: str, rules: ContextRules
+    ) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._kept = kept
         self._numerics = numerics
-        self._context_length = scheduler.config.context_length
+        self._rules = rules
         self._structures = StructureCompiler(tokenizer)
 
     def open(
@@ -56,6 +60,7 @@ class StreamIntake:
         deadline: float | None = None,
         max_queue_seconds: float | None = None,
         overflow: OverflowPolicy = "stop",
+        window: AttentionWindow | None = None,
     ) -> Stream:
         """Queue a prompt; the keywords are `npu.queue_options.QueueOptions`.
 
@@ -65,19 +70,21 @@ class StreamIntake:
         constraint = self._constraint(params)
         tokens = prompt_ids(prompt, self._tokenizer)
         namespace = self.namespace(salt, prompt_version)
-        granted = tokens_granted(overflow, tokens.size, params.max_tokens, self._context_length)
+        grant = self._rules.grant(overflow, tokens.size, params.max_tokens, window)
         if tokens.ndim == 1:
             self._kept.recall(namespace, tokens)
         request = self._scheduler.submit(
             tokens,
             namespace,
-            granted,
+            grant.max_tokens,
             priority=priority,
             client=client,
             deadline=deadline,
             max_queue_seconds=max_queue_seconds,
+            window=grant.window,
+            slide=grant.overflow == "slide",
         )
-        return Stream(request, params, self._tokenizer, constraint=constraint, overflow=overflow)
+        return Stream(request, params, self._tokenizer, constraint=constraint, overflow=grant.overflow)
 
     def branches(
         self, prompt: str | ArrayLike, count: int, params: SamplingParams, **options: Unpack[QueueOptions]
@@ -108,7 +115,7 @@ class StreamIntake:
         constraint = self._constraint(params or parent.params)
         request, granted = parent.request, None
         if params is not None:
-            granted = tokens_granted(parent.overflow, request.prompt_length, params.max_tokens, self._context_length)
+            granted = self._rules.tokens(parent.overflow, request.prompt_length, params.max_tokens)
         return parent.fork(self._scheduler.fork(request, granted), self._tokenizer, params, constraint)
 
     def namespace(self, salt: str = "", prompt_version: str = "") -> Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from npu.decoder import Decoder
 
-__all__ = ["PlainSession", "log_softmax", "reference_logits"]
+__all__ = ["PlainSession", "Sight", "log_softmax", "reference_logits"]
 
 
 class PlainSession:
@@ -70,6 +71,49 @@ def attend_one(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> NDArray[Any
     return out
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What a token sees of those before it, and from how far.
+
+    Attributes:
+        window: newest tokens that it sees, itself included; 0: all.
+        sinks: first tokens that it sees besides.
+        context: positions there are, for a sequence that goes on past them; 0: as many as it has tokens.
+        block: the tokens that stay in front, and those that are given up behind them, are multiples of this.
+    """
+
+    window: int = 0
+    sinks: int = 0
+    context: int = 0
+    block: int = 16
+
+    def seen(self, row: int) -> NDArray[np.int64]:
+        """Indices of the tokens that the one at `row` sees, ascending."""
+        indices = np.arange(row + 1)
+        return indices[(indices < self.sinks) | (indices > row - self.window)] if self.window else indices
+
+    def turned(self, row: int) -> int:
+        """By how many positions the tokens behind the front have moved towards it when that at `row` is computed.
+
+        Whenever the next position would be `context`, what lies between the front and the oldest whole block of the
+        window is given up.
+        """
+        turned = 0
+        while self.context and row - turned >= self.context:
+            at = self.context + turned  # the row that found no position
+            turned = (at - self.window + 1) // self.block * self.block - self.front
+        return turned
+
+    @property
+    def front(self) -> int:
+        """Tokens that never move."""
+        return -(-self.sinks // self.block) * self.block
+
+    def positions(self, indices: NDArray[np.int64], row: int) -> NDArray[np.int64]:
+        """Where tokens are for the one at `row`."""
+        return np.where(indices < self.front, indices, indices - self.turned(row))
+
+
 def log_softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Log-probabilities of each row, in float64."""
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
@@ -77,7 +121,7 @@ def log_softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     return out
 
 
-def reference_logits(path: Path, ids: list[int]) -> NDArray[np.float64]:
+def reference_logits(path: Path, ids: list[int], sight: Sight = Sight()) -> NDArray[np.float64]:
     """Logits `[tokens, vocab]` of a GGUF file by the gguf package's reader and float64 throughout.
 
     Which family it is shows in its tensors, but for the pairs that turn together: a llama's are neighbours. Of the
@@ -95,6 +139,8 @@ def reference_logits(path: Path, ids: list[int]) -> NDArray[np.float64]:
     slowed_by = key("rope.scaling.factor", 1.0) * weights.get("rope_freqs.weight", 1.0)
     angles = np.arange(len(ids))[:, None] * theta ** (-np.arange(0, d, 2) / d) / slowed_by
     turns = key("rope.scaling.attn_factor", 1.0) * np.exp(1j * angles)[:, None]  # one complex number per pair
+    seen = [sight.seen(row) for row in range(len(ids))]
+    seen_at = [sight.positions(indices, row) for row, indices in enumerate(seen)]
     x = weights["token_embd.weight"][ids]
 
     def norm(x: NDArray[np.float64], name: str) -> NDArray[np.float64]:
@@ -108,10 +154,10 @@ def reference_logits(path: Path, ids: list[int]) -> NDArray[np.float64]:
             norm(heads, f"{block}.attn_{name}_norm.weight") if f"{block}.attn_{name}_norm.weight" in weights else heads
         )
 
-    def rotate(heads: NDArray[np.float64]) -> NDArray[np.float64]:
+    def rotate(heads: NDArray[np.float64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
         axis, shape = (-1, (d // 2, 2)) if family == "llama" else (-2, (2, d // 2))
         first, second = np.moveaxis(heads.reshape(*heads.shape[:2], *shape), axis, 0)
-        turned = (first + 1j * second) * turns
+        turned = (first + 1j * second) * turns[positions]
         return np.stack([turned.real, turned.imag], axis).reshape(heads.shape)
 
     for layer in range(key("block_count")):
@@ -119,8 +165,12 @@ def reference_logits(path: Path, ids: list[int]) -> NDArray[np.float64]:
         w = {name: weights[f"{block}.{name}.weight"] for name in _MATRICES}
         h = norm(x, f"{block}.attn_norm.weight")
         q, k, v = (heads_of(h, block, name) for name in "qkv")
-        q, k = rotate(q), rotate(k)
-        heads = np.stack([attend_one(q[row], k[: row + 1], v[: row + 1]) for row in range(len(ids))])
+        heads = np.stack(
+            [
+                attend_one(rotate(q[row : row + 1], at[-1:])[0], rotate(k[rows], at), v[rows])
+                for row, (rows, at) in enumerate(zip(seen, seen_at, strict=True))
+            ]
+        )
         x = x + heads.reshape(len(ids), -1) @ w["attn_output"].T
         h = norm(x, f"{block}.ffn_norm.weight")
         gate = h @ w["ffn_gate"].T

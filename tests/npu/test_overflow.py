@@ -11,8 +11,9 @@ import pytest
 
 from hostcache.errors import RequestFailed, RequestRefused, UsageError
 from hostcache.request import FinishReason
+from hostcache.window import AttentionWindow
 from npu.engine import Engine
-from npu.overflow import tokens_granted
+from npu.overflow import ContextRules, Grant
 from npu.queue_options import QueueOptions
 from npu.sampler import SamplingParams
 from npu.stream import RequestOutput
@@ -124,7 +125,9 @@ def test_a_fork_is_refused_as_its_parent_would_be(engine: Engine) -> None:
 
 
 def test_a_policy_that_does_not_exist_is_named_beside_those_that_do(engine: Engine) -> None:
-    with pytest.raises(UsageError, match="no overflow policy is called 'drop': there are stop, refuse") as caught:
+    with pytest.raises(
+        UsageError, match="no overflow policy is called 'drop': there are stop, refuse, slide"
+    ) as caught:
         engine.add_request(PROMPT, overflow="drop")  # type: ignore[arg-type] # what is tested
     assert caught.value.values == {"overflow": "drop"}
     with pytest.raises(TypeError, match="overflows"):
@@ -132,6 +135,43 @@ def test_a_policy_that_does_not_exist_is_named_beside_those_that_do(engine: Engi
     assert engine.idle
 
 
+WINDOW = AttentionWindow(20, sinks=2)
+
+
 def test_a_prompt_that_fills_the_context_is_granted_what_is_then_refused_by_number() -> None:
-    assert tokens_granted("stop", CONTEXT, 100, CONTEXT) == 1
-    assert tokens_granted("stop", CONTEXT + 5, 100, CONTEXT) == 1
+    rules = ContextRules(CONTEXT, 16)
+    assert rules.grant("stop", CONTEXT, 100, None) == Grant(1, None, "stop")
+    assert rules.grant("stop", CONTEXT + 5, 100, WINDOW) == Grant(1, WINDOW, "stop")
+
+
+def test_what_fits_sees_everything_and_what_slides_as_much_as_the_context_allows() -> None:
+    """Behind 4 sinks, which take a block, and an eighth that stays free, 64 tokens or at least a block."""
+    rules = ContextRules(512, 16)
+    assert rules.grant("slide", 500, 12, None) == Grant(12, None, "stop")
+    assert rules.grant("slide", 500, 13, None) == Grant(13, AttentionWindow(512 - 16 - 64, sinks=4), "slide")
+    assert ContextRules(64, 16).grant("slide", 90, 5, None) == Grant(5, AttentionWindow(32, sinks=4), "slide")
+    with pytest.raises(RequestRefused, match="32 tokens is too short to slide in: give one of more than 32"):
+        ContextRules(32, 16).grant("slide", 90, 5, None)
+    assert ContextRules(33, 16).grant("slide", 90, 5, None).window == AttentionWindow(1, sinks=4)
+
+
+def test_a_window_that_is_asked_for_is_given_under_every_policy() -> None:
+    rules = ContextRules(512, 16)
+    assert rules.grant("stop", 500, 100, WINDOW) == Grant(12, WINDOW, "stop")
+    assert rules.grant("refuse", 500, 12, WINDOW) == Grant(12, WINDOW, "refuse")
+    assert rules.grant("slide", 5, 5, WINDOW) == Grant(5, WINDOW, "slide")
+
+
+def test_a_models_own_windows_leave_no_choice() -> None:
+    rules = ContextRules(512, 16, windows=(128, 64))
+    assert rules.grant("slide", 500, 100, None) == Grant(100, None, "slide")
+    with pytest.raises(UsageError, match="windows of their own, of 128 tokens: leave window out"):
+        rules.grant("stop", 5, 5, WINDOW)
+    with pytest.raises(UsageError, match="layers that see everything: it cannot slide"):
+        ContextRules(512, 16, windows=(128, 0)).grant("slide", 500, 100, None)
+
+
+def test_a_fork_of_what_slides_gets_what_it_asks_for() -> None:
+    rules = ContextRules(CONTEXT, 16)
+    assert rules.tokens("slide", 30, 1000) == 1000
+    assert rules.tokens("stop", 30, 1000) == 10
