@@ -34,8 +34,8 @@ DECODER = [
     *group(
         "npu/decoder.py",
         "npu/test_numerics.py",
-        ("activations are not in the id", "                    activations,\n                    f\"rope", "                    f\"rope"),
-        ("the rotation is not in the id", 'f"rope-{config.rope.identity(config.head_dim)}"', '"rope"'),
+        ("activations are not in the id", "                    activations,\n                    config.positions_identity", "                    config.positions_identity"),
+        ("the rotation is not in the id", "config.positions_identity", '"rope"'),
         ("the libraries' versions are not in the id", 'f"onnxruntime-{segments.runtime_version}"', '"onnxruntime"'),
         ("the machine is not in the id", "machine_identity(),", '"machine",'),
         ("forms of weights are not in the id", 'f"forms-{FORM_VERSION}"', '"forms"'),

@@ -79,4 +79,21 @@ WINDOW_LAUNCH_FAULTS = [
         ("values are turned, too", ".reshape(shape)[:, 0, :, :tokens]", ".reshape(shape)[..., :tokens, :]"),
         ("a turned block counts as written in full", "content, tokens)", "content, geometry.block_tokens)"),
     ),
+    *group(
+        "npu/model_windows.py",
+        "npu/test_model_windows.py npu/test_model.py",
+        ("all layers have a window that some have", "window if slides else 0 for", "window for"),
+        ("a window that holds the context hides some", "if not 0 < window < context_length:", "if not 0 < window <= context_length:"),
+        ("a window of unnamed layers is all layers'", "if not isinstance(keys.value(f\"{architecture}.{_PATTERN}\"), list):", "if False:"),
+        ("a window is used that is switched off", "asked and window > 0 and layer >= full", "window > 0 and layer >= full"),
+        ("the first layers have the window", "layer >= full for", "layer < full for"),
+        ("a Llama's window is passed over", "if asked or _SLIDING in (types or ()):", "if False:"),
+        ("null is a window of the usual size", "window = 0 if config", "window = _USUAL_WINDOW if config"),
+        ("layers of other kinds see everything", "sorted({*types} - {_SLIDING, _FULL})", "()"),
+    ),
+    *group(
+        "npu/model.py",
+        "npu/test_model.py",
+        ("numerics do not tell windows apart", " if any(self.windows) else rope", " if False else rope"),
+    ),
 ]
