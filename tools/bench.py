@@ -29,12 +29,15 @@ def add_parser(subparsers: Subparsers) -> None:
     summary = "measure what our own work costs, beside a peer's"
     parser = add_command(subparsers, "bench", run, summary=summary, example=EXAMPLE)
     kinds = parser.add_subparsers(title="what", metavar="KIND", dest="kind", required=True)
-    for name, description in (("cache", CACHE), ("schedule", SCHEDULE)):
-        kind = _add_kind(kinds, name, description)
+    cache, schedule = (_add_kind(kinds, *kind) for kind in (("cache", CACHE), ("schedule", SCHEDULE)))
+    for kind in (cache, schedule):
         kind.add_argument("--peer", type=Path, metavar="DIR", help="a checkout of nano-vllm (default: none)")
         kind.add_argument("--block-tokens", type=int, default=16, metavar="N", help="of both (default: %(default)s)")
         kind.add_argument("--rounds", type=int, default=15, metavar="N", help="that begin anew (default: %(default)s)")
         kind.add_argument("--times", type=int, default=100, metavar="N", help="in a round (default: %(default)s)")
+    schedule.add_argument(
+        "--context", type=int, default=512, metavar="N", help="tokens of a sequence (default: %(default)s)"
+    )
     latency = _add_kind(kinds, "latency", LATENCY)
     latency.set_defaults(run=bench_latency.run)
     bench_latency.add_options(latency)
@@ -63,12 +66,14 @@ def run(args: argparse.Namespace) -> int:
     from .bench_peer import NO_PEER, PEER, NanoVllm
     from .bench_rows import as_text, compare
 
-    for option in ("block_tokens", "rounds", "times"):
-        if getattr(args, option) < 1:
+    for option in ("block_tokens", "rounds", "times", "context"):
+        if vars(args).get(option, 1) < 1:
             raise UsageError(f"--{option.replace('_', '-')} must be 1 or more, got {getattr(args, option)}")
     peer = None if args.peer is None else NanoVllm.load(args.peer)
-    kinds = {"cache": bench_cache.cases, "schedule": bench_schedule.cases}
-    cases = kinds[args.kind](peer, args.block_tokens)
+    if args.kind == "cache":
+        cases = bench_cache.cases(peer, args.block_tokens)
+    else:
+        cases = bench_schedule.cases(peer, args.block_tokens, args.context)
     rows = [compare(case, args.rounds, args.times) for case in cases]
     if args.json:
         print(json.dumps({"rows": [row.as_json(PEER) for row in rows], "note": NO_PEER if peer is None else None}))

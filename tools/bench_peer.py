@@ -25,9 +25,6 @@ PEER = "nano-vllm"
 NO_PEER = "peer not given: pass --peer DIR, a checkout of https://github.com/GeeeekExplorer/nano-vllm"
 """Said where there is nothing to compare with."""
 
-ROWS_AT_ONCE = 1 << 14
-"""Enough for all prompts of a benchmark in one step."""
-
 
 @dataclass(frozen=True)
 class NanoVllm:
@@ -73,16 +70,16 @@ class NanoVllm:
             ) from error
         return cls(checkout, sequence.Sequence, manager.BlockManager, scheduler.Scheduler, sampling.SamplingParams)
 
-    def new_scheduler(self, sequences: int, blocks: int, block_tokens: int) -> Any:  # noqa: ANN401 # the peer's own class
-        """A scheduler for so many sequences over a pool of so many blocks."""
+    def new_scheduler(self, sequences: int, length: int, block_tokens: int) -> Any:  # noqa: ANN401 # the peer's own class
+        """A scheduler for so many sequences of so many tokens, which takes all prompts in one step."""
         self.sequence.block_size = block_tokens
         return self.scheduler(
             types.SimpleNamespace(
                 max_num_seqs=sequences,
-                max_num_batched_tokens=ROWS_AT_ONCE,
+                max_num_batched_tokens=sequences * length,
                 eos=-1,
                 kvcache_block_size=block_tokens,
-                num_kvcache_blocks=blocks,
+                num_kvcache_blocks=sequences * -(-length // block_tokens) + 1,
             )
         )
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from hostcache import KVGeometry, Namespace, PrefixCache, Scheduler, SchedulerConfig, UnbackedCache
 
-from .bench_peer import ROWS_AT_ONCE, NanoVllm
+from .bench_peer import NanoVllm
 from .bench_rows import Case, Work
 
 __all__ = ["cases"]
@@ -26,32 +26,36 @@ __all__ = ["cases"]
 SEQUENCES = {1: None, 8: None, 32: None, 128: 0.3}
 """How many decode, and what a step of theirs may take of the peer's time."""
 
-PROMPT = 64
-"""Tokens each sequence begins with. They differ by one, as those of real traffic do: not all need a block at once."""
 
+def cases(peer: NanoVllm | None, block_tokens: int, context: int) -> list[Case]:
+    """One for each number of sequences.
 
-def cases(peer: NanoVllm | None, block_tokens: int) -> list[Case]:
-    """One for each number of sequences."""
+    Args:
+        peer: None: there is none.
+        block_tokens: of both.
+        context: tokens each sequence begins with. The lengths differ by one, up to a block, as those of real traffic
+            do: not all need a block at once.
+    """
     return [
         Case(
-            f"a step of {sequences}",
-            partial(own_step, sequences, block_tokens),
-            None if peer is None else partial(peer_step, peer, sequences, block_tokens),
+            f"a step of {sequences}, {context} tokens each",
+            partial(own_step, sequences, block_tokens, context),
+            None if peer is None else partial(peer_step, peer, sequences, block_tokens, context),
             target,
         )
         for sequences, target in SEQUENCES.items()
     ]
 
 
-def own_step(sequences: int, block_tokens: int, steps: int) -> Work:
+def own_step(sequences: int, block_tokens: int, context: int, steps: int) -> Work:
     """A scheduler with so many sequences that decode, in a pool with room for `steps` tokens each; none ends."""
     geometry = KVGeometry(layers=1, kv_heads=1, head_dim=64, block_tokens=block_tokens)
-    length = PROMPT + block_tokens + steps + 2
+    length = context + block_tokens + steps + 2
     cache = UnbackedCache(geometry, sequences * geometry.blocks_for(length) + 1)
-    config = SchedulerConfig(length + 1, max_rows=ROWS_AT_ONCE, max_sequences=sequences, prefill_chunk=length)
+    config = SchedulerConfig(length + 1, max_rows=sequences * length, max_sequences=sequences, prefill_chunk=length)
     scheduler = Scheduler(cache, PrefixCache(cache.pool), config)
     for number in range(sequences):
-        prompt = np.arange(PROMPT + number % block_tokens) + 1000 * number
+        prompt = np.arange(context + number % block_tokens) + 1000 * number
         scheduler.submit(prompt, Namespace("model"), steps + 2)
     tokens, stops = [7] * sequences, [False] * sequences
     scheduler.commit(scheduler.schedule(), tokens, stops)
@@ -65,13 +69,13 @@ def own_step(sequences: int, block_tokens: int, steps: int) -> Work:
     return step
 
 
-def peer_step(peer: NanoVllm, sequences: int, block_tokens: int, steps: int) -> Work:
+def peer_step(peer: NanoVllm, sequences: int, block_tokens: int, context: int, steps: int) -> Work:
     """The same with nano-vllm's scheduler."""
-    length = PROMPT + block_tokens + steps + 2
-    scheduler = peer.new_scheduler(sequences, sequences * -(-length // block_tokens) + 1, block_tokens)
+    length = context + block_tokens + steps + 2
+    scheduler = peer.new_scheduler(sequences, length, block_tokens)
     params = peer.sampling_params(max_tokens=steps + 2, ignore_eos=True)
     for number in range(sequences):
-        prompt = list(range(1000 * number, 1000 * number + PROMPT + number % block_tokens))
+        prompt = list(range(1000 * number, 1000 * number + context + number % block_tokens))
         scheduler.add(peer.sequence(prompt, params))
     tokens = [7] * sequences
     scheduled, is_prefill = scheduler.schedule()

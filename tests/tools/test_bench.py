@@ -82,7 +82,7 @@ def test_a_row_is_a_line_and_an_object() -> None:
 
 
 def test_every_sequence_gets_a_token_in_every_step() -> None:
-    step = own_step(5, 4, 40)
+    step = own_step(5, 4, 64, 40)
     seconds = [step() for _ in range(41)]
     assert all(second > 0 for second in seconds)
     with pytest.raises(ValueError, match="0 tokens expected, got 5"):  # all have ended: the plan is empty
@@ -90,7 +90,7 @@ def test_every_sequence_gets_a_token_in_every_step() -> None:
 
 
 def test_a_peer_plans_the_same_steps(checkout: Path) -> None:
-    step = peer_step(NanoVllm.load(checkout), 3, 4, 10)
+    step = peer_step(NanoVllm.load(checkout), 3, 4, 64, 10)
     assert all(step() > 0 for _ in range(11))
     with pytest.raises(AssertionError):  # all have had their tokens
         step()
@@ -101,12 +101,12 @@ def test_a_peer_plans_the_same_steps(checkout: Path) -> None:
 def test_every_case_is_measured_beside_the_peer(
     capsys: pytest.CaptureFixture[str], checkout: Path, kind: str, block_tokens: int
 ) -> None:
-    size = ("--block-tokens", str(block_tokens))
+    size = ("--block-tokens", str(block_tokens), *(("--context", "64") if kind == "schedule" else ()))
     outcome = run_here(capsys, "bench", kind, "--peer", str(checkout), *size, *QUICK, "--json")
     answer = json.loads(outcome.out)
     assert answer["note"] is None
-    module = {"cache": bench_cache, "schedule": bench_schedule}[kind]
-    expected = [(case.name, case.target) for case in module.cases(None, block_tokens)]
+    cases = {"cache": bench_cache.cases(None, block_tokens), "schedule": bench_schedule.cases(None, block_tokens, 64)}
+    expected = [(case.name, case.target) for case in cases[kind]]
     assert [(row["case"], row["target"]) for row in answer["rows"]] == expected
     for row in answer["rows"]:
         assert (row["peer"], row["better"]) == ("nano-vllm", "lower")
@@ -118,12 +118,12 @@ def test_every_case_is_measured_beside_the_peer(
 
 
 def test_the_targets_are_those_of_a_step_of_many_a_lookup_and_an_append() -> None:
-    cases = [*bench_cache.cases(None, 16), *bench_schedule.cases(None, 16)]
+    cases = [*bench_cache.cases(None, 16), *bench_schedule.cases(None, 16, 512)]
     assert {case.name: case.target for case in cases if case.target is not None} == {
         "look up 512 tokens": 0.05,
         "look up 512 tokens, take, give back": 0.05,
         "append a token, step of 128": 0.3,
-        "a step of 128": 0.3,
+        "a step of 128, 512 tokens each": 0.3,
     }
 
 
@@ -156,7 +156,7 @@ def test_a_hash_that_is_missing_is_named(
     assert_refused(outcome, "the peer needs the package xxhash", "pip install xxhash")
 
 
-@pytest.mark.parametrize("option", ["--block-tokens", "--rounds", "--times"])
+@pytest.mark.parametrize("option", ["--block-tokens", "--rounds", "--times", "--context"])
 def test_numbers_are_positive(capsys: pytest.CaptureFixture[str], option: str) -> None:
     assert_refused(run_here(capsys, "bench", "schedule", option, "0"), f"{option} must be 1 or more, got 0")
 
