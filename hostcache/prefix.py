@@ -289,11 +289,13 @@ class PrefixCache:
             if child is None or child.block < 0:
                 break
             # It begins its run: one that continues a run begun above was compared there.
-            assert child.run is not None
-            found = child.run.match(text, offset, key_bytes)
+            run = child.run
+            assert run is not None
+            found = run.match(text, offset, key_bytes)
             blocks += found
-            node = child.run.nodes[len(found) - 1]
-            offset += len(found) * key_bytes
+            count = len(found)
+            node = run.nodes[count - 1]
+            offset += count * key_bytes
         return blocks, node
 
     def _match_partial(self, node: PrefixNode, text: bytes) -> tuple[PrefixNode | None, int]:

@@ -90,7 +90,8 @@ class PrefixRun:
         """
         if len(self._blocks) < len(self.nodes):
             self._catch_up()
-        count = min(len(self._blocks), (len(text) - offset) // key_bytes)
+        known, asked = len(self._blocks), (len(text) - offset) // key_bytes
+        count = known if known < asked else asked
         tokens = self._tokens[: count * key_bytes]
         if not text.startswith(tokens, offset):
             count = common_tokens(tokens, text[offset : offset + len(tokens)]) * TOKEN_BYTES // key_bytes
