@@ -49,8 +49,10 @@ class AttentionBatch:
             window: the layer's, in tokens; 0: it has none.
 
         Returns:
-            Windows and sinks of all sequences; or None for both, if no window is shorter than its sequence.
+            With windows and sinks of all sequences; or without windows, if none is shorter than its sequence.
         """
+        if not window and self.windows is None:
+            return self
         none = np.zeros_like(self.context_lens)
         own, sinks = (none if counts is None else counts for counts in (self.windows, self.sinks))
         narrower = np.where((own == 0) | (own > window), np.int32(window), own) if window else own

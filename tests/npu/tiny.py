@@ -41,6 +41,8 @@ class TinyLlama:
     """Of cos and sin, beside a scaling."""
     rope_factors: bool = False
     """Whether each pair's frequency has a divisor of its own."""
+    window: int = 0
+    """Tokens that rows of every layer see; 0: all."""
     eps: float = 1e-5
     matrix_type: str = "Q4_1"
     embedding_type: str = "Q8_0"
@@ -111,6 +113,9 @@ def write_tiny_llama(path: Path, model: TinyLlama = TINY) -> Path:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(model.rope_factor)
         writer.add_rope_scaling_attn_factors(model.rope_attention)
+    if model.window:
+        writer.add_sliding_window(model.window)
+        writer.add_sliding_window_pattern([True] * model.layers)
     writer.add_layer_norm_rms_eps(model.eps)
     writer.add_vocab_size(model.vocab)
     _add_tokenizer(writer)
