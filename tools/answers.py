@@ -157,7 +157,8 @@ def search(engine: Engine, prompt: NDArray[np.int32], width: int, max_tokens: in
     for one in found:
         ended = one.tokens[-1] in engine.tokenizer.eos_ids
         text = engine.tokenizer.decode(one.tokens[:-1] if ended else one.tokens)
-        reason = FinishReason.STOP if ended else FinishReason.LENGTH
+        full = FinishReason.LENGTH if max_tokens <= room else FinishReason.CONTEXT
+        reason = FinishReason.STOP if ended else full
         answers.append(Answer(text, list(one.tokens), finish_reason=reason, logprob=one.logprob))
     return Answered(answers, 0, seconds, 0.0)  # nothing is known before all is
 

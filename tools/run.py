@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .answers import Answer, answer, require_choice, search
 from .command import Subparsers, add_command
+from .context_options import add_context_options, context_remarks, queue_options
 from .conversation import Conversation
 from .engine_options import add_engine_options, open_engine, require_model
 from .inputs import read_text
@@ -54,6 +55,7 @@ def add_parser(subparsers: Subparsers) -> None:
     answers = add_sampling_options(parser)
     answers.add_argument("--answers", type=int, default=1, metavar="N", help="draw N answers, with seeds that follow")
     answers.add_argument("--beams", type=int, metavar="N", help="search N wide for the likeliest answer")
+    add_context_options(answers)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     params = sampling(args)
     require_choice(args.answers, args.beams, params)
+    queued = queue_options(args)
     _require_keepable(args)
     require_model(args, "--prompt")
     text = _prompt_text(args)
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         prompt = conversation.ask(text)
         if args.beams is None:
             show = None if args.json else sys.stdout
-            answered = answer(engine, prompt, params, count=args.answers, show=show)
+            answered = answer(engine, prompt, params, count=args.answers, show=show, **queued)
         else:
             answered = search(engine, prompt, args.beams, args.max_tokens)
         best = answered.answers[0]
@@ -92,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
         ended_at_once = len(best.tokens) == 1 and best.tokens[0] in engine.tokenizer.eos_ids
         if ended_at_once and not (conversation.chat or args.json):
             remarks.insert(0, "the model ended the text at once; --chat puts it as a question")
+        if not args.json:
+            remarks += context_remarks(answered.answers, engine.scheduler.config.context_length)
     if not args.json:
         sys.stdout.write("\n" if args.beams is None else f"{best.text}\n")
         sys.stdout.flush()  # in front of what follows, if both go to one place
