@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hostcache.errors import RequestRefused
+from hostcache.errors import RequestRefused, UsageError
 from hostcache.request import FinishReason
 from hostcache.window import AttentionWindow
 from npu.engine import Engine
@@ -175,3 +175,22 @@ def test_what_is_saved_of_an_answer_that_slid_is_what_others_could_share(engine:
     said = PROMPT + tokens_of(drive(engine)[request])
     assert engine.sessions.save(tmp_path / "slid.kv", said) == 16
     assert engine.sessions.load(tmp_path / "slid.kv").tokens.tolist() == said
+
+
+def test_a_model_whose_layers_have_windows_slides_with_them(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "windowed.gguf", TinyLlama(tied_head=False, window=24))
+    with load(path) as engine:
+        with pytest.raises(UsageError, match="windows of their own, of 24 tokens: leave window out"):
+            engine.add_request(PROMPT, LONG, overflow="slide", window=SLIDING)
+        request = engine.add_request(PROMPT, LONG, overflow="slide")
+        outputs = drive(engine)[request]
+    assert farthest(path, PROMPT, outputs, Sight(window=24, context=CONTEXT)) < NEAR
+
+
+def test_a_model_with_a_layer_that_sees_everything_cannot_slide(tmp_path: Path) -> None:
+    model = TinyLlama(tied_head=False, window=24, sliding=(True, False))
+    with load(write_tiny_llama(tmp_path / "mixed.gguf", model)) as engine:
+        with pytest.raises(UsageError, match="a window and layers that see everything: it cannot slide"):
+            engine.add_request(PROMPT, LONG, overflow="slide")
+        request = engine.add_request(PROMPT, LONG)
+        assert drive(engine)[request][-1].finish_reason is FinishReason.CONTEXT

@@ -42,7 +42,9 @@ class TinyLlama:
     rope_factors: bool = False
     """Whether each pair's frequency has a divisor of its own."""
     window: int = 0
-    """Tokens that rows of every layer see; 0: all."""
+    """Tokens that rows of `sliding` layers see; 0: all."""
+    sliding: tuple[bool, ...] = ()
+    """Which layers have that window; empty: every one."""
     eps: float = 1e-5
     matrix_type: str = "Q4_1"
     embedding_type: str = "Q8_0"
@@ -115,7 +117,7 @@ def write_tiny_llama(path: Path, model: TinyLlama = TINY) -> Path:
         writer.add_rope_scaling_attn_factors(model.rope_attention)
     if model.window:
         writer.add_sliding_window(model.window)
-        writer.add_sliding_window_pattern([True] * model.layers)
+        writer.add_sliding_window_pattern(model.sliding or [True] * model.layers)
     writer.add_layer_norm_rms_eps(model.eps)
     writer.add_vocab_size(model.vocab)
     _add_tokenizer(writer)
