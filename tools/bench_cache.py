@@ -64,6 +64,7 @@ def cases(peer: NanoVllm | None, block_tokens: int) -> list[Case]:
             "append a token, one table",
             partial(own_table_append, block_tokens),
             None if peer is None else partial(theirs.table_append, peer, block_tokens),
+            0.3,
         ),
     ]
 

@@ -123,6 +123,7 @@ def test_the_targets_are_those_of_a_step_of_many_a_lookup_and_an_append() -> Non
         "look up 512 tokens": 0.05,
         "look up 512 tokens, take, give back": 0.05,
         "append a token, step of 128": 0.3,
+        "append a token, one table": 0.3,
         "a step of 128, 512 tokens each": 0.3,
     }
 
