@@ -6,7 +6,8 @@ import bisect
 import operator
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,8 @@ FilledBlock: TypeAlias = tuple[Request, int, NDArray[np.int32], int]
 """A request, where in its table the block is that it has filled, the block's tokens, and the block."""
 
 
-class DecodeRows(NamedTuple):
+@dataclass(eq=False, slots=True)  # frozen would set each field by a call, in every step
+class DecodeRows:
     """One row for each of some decoding requests; the arrays are the receiver's.
 
     Attributes:

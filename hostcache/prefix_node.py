@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +111,8 @@ class PrefixRun:
             self._blocks.append(node.block)
 
 
-class PrefixHit(NamedTuple):
+@dataclass(eq=False, slots=True)  # frozen would set each field by a call, in every lookup
+class PrefixHit:
     """What is known of a prompt. The receiver owns one reference per block, the partial source included.
 
     Attributes:

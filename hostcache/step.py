@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,8 @@ class Chunk:
     drafted: int = 0
 
 
-class StepPlan(NamedTuple):
+@dataclass(eq=False, slots=True)  # frozen would set each field by a call, in every step
+class StepPlan:
     """What to compute in one step. Every array is the plan's own: nothing in it changes later.
 
     Attributes:

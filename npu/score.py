@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -112,7 +113,7 @@ def score_ids(
             stop = min(start + config.prefill_chunk, len(ids) - 1)
             request.table.append(stop - start)
             plan = StepPlan.build([Chunk(request, start, stop - start, samples=False)])
-            logits = compute(plan._replace(logit_rows=np.arange(plan.rows, dtype=np.int64)))
+            logits = compute(dataclasses.replace(plan, logit_rows=np.arange(plan.rows, dtype=np.int64)))
             logprobs[start:stop] = log_softmax_at(logits, ids[start + 1 : stop + 1])
             top1[start:stop] = logits.argmax(axis=1)
     finally:

@@ -6,6 +6,7 @@ busy neighbour does not count.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def plain_prefill(engine: Engine, prompt: np.ndarray) -> float:
         request.table.append(count)
         plan = StepPlan.build([Chunk(request, start, count, samples=False)])
         last = start + count == len(prompt)
-        engine._runner.compute(plan._replace(logit_rows=np.array([count - 1] if last else [], np.int64)))
+        engine._runner.compute(dataclasses.replace(plan, logit_rows=np.array([count - 1] if last else [], np.int64)))
     seconds = time.process_time() - started
     request.table.release()
     return seconds
