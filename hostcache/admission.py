@@ -90,9 +90,13 @@ class Admission:
         guaranteed = self._running.has_guarantee(request)
         blocks = self._geometry.blocks_for(request.most_computed if guaranteed else request.length)
         blocks -= len(hit.blocks)  # a partial one is shared for now: what is appended behind it needs a copy
-        if request.layout is not None:  # others may hold what the window passes of the hit
-            fixed = min(len(hit.blocks), request.layout.front // self._pool.block_tokens)
-            blocks = min(blocks, request.layout.most_blocks - fixed)
+        layout = request.layout
+        if layout is not None:
+            most = layout.most_blocks - len(hit.blocks)
+            if guaranteed:  # others may hold what its window passes of the hit, and of what it will publish
+                most += max(0, len(hit.blocks) - layout.front // self._pool.block_tokens)
+                most += layout.lent_at_most(request.shareable, len(hit.blocks))
+            blocks = min(blocks, most)
         if guaranteed:
             blocks = min(blocks, self._pool.total - len(hit.blocks))
         reserved = self._running.promised + self._watermark if len(self._running) else 0

@@ -11,6 +11,7 @@ from .dedup import ComingBlocks
 from .prefix import PrefixCache
 from .request import Request, RequestState
 from .scheduler_config import SchedulerConfig
+from .window import WindowLayout
 
 __all__ = ["RunningSet"]
 
@@ -103,11 +104,22 @@ class RunningSet:
         decodes = self.decoding.table_changed(request)
         if not decodes:
             self.coming.announce(request)
-        if self.has_guarantee(request):
-            room = self._pool_blocks - len(request.table.blocks)
-            self._promise(request, min(_still_needed(request, request.most_computed), room))
-        else:
-            self._promise(request, 0 if decodes else _still_needed(request, request.length))
+        table = request.table  # may already have slots for what the step in flight computes
+        guaranteed = self.has_guarantee(request)
+        if decodes and not guaranteed:
+            self._promise(request, 0)
+            return
+        needed = table.blocks_needed((request.most_computed if guaranteed else request.length) - table.length)
+        if request.layout is not None:
+            needed = max(0, min(needed, self._most_blocks(request, request.layout) - len(table.blocks)))
+        self._promise(request, min(needed, self._pool_blocks - len(table.blocks)))
+
+    def _most_blocks(self, request: Request, layout: WindowLayout) -> int:
+        """Blocks that a request with a window holds at most, counting those that it may pass and not get back."""
+        if not self.has_guarantee(request):
+            return layout.most_blocks
+        lent = request.table.known_behind(layout.front) + layout.lent_at_most(request.shareable, request.published)
+        return layout.most_blocks + lent
 
     def leave(self, request: Request) -> None:
         """A request runs no more: its blocks, node and promises go back."""
@@ -133,14 +145,3 @@ class RunningSet:
         self.promised += change
         if self.has_guarantee(request):
             self.guaranteed += change
-
-
-def _still_needed(request: Request, tokens: int) -> int:
-    """Blocks that a running request takes yet, at most, until so many of its tokens are computed."""
-    table, layout = request.table, request.layout  # it may already have slots for what the step in flight computes
-    needed = table.blocks_needed(tokens - table.length)
-    if layout is None:
-        return needed
-    # What the window passes comes back, and serves for what follows; but others may hold what the prefix cache knows.
-    own = len(table.blocks) - table.known_behind(layout.front)
-    return max(0, min(needed, layout.most_blocks - own))

@@ -134,6 +134,9 @@ class BlockTable:
             OutOfBlocks: the pool cannot provide them; the table is unchanged.
             UsageError: `count` is negative.
         """
+        if 0 <= count <= self.own_until - self.length:
+            self.length += count
+            return
         if count < 0:
             raise UsageError(f"cannot append {count} tokens: truncate takes tokens back", count=count)
         needed = self.blocks_needed(count)
@@ -161,8 +164,7 @@ class BlockTable:
     def fork(self) -> BlockTable:
         """A second table over the same blocks; whoever writes first gets a private copy of the tail."""
         child = BlockTable(self._pool, self._copy)
-        for block in self.blocks:
-            self._pool.acquire(block)
+        self._pool.acquire_all(self.blocks)
         child.adopt(self.blocks, self.length, self.gap)
         self.own_until = self.length
         return child

@@ -91,6 +91,17 @@ class WindowLayout:
         """Leading tokens whose KV is the same as without this window."""
         return MAX_TOKENS if self.of_model else self.window.tokens
 
+    def lent_at_most(self, shareable: int, published: int) -> int:
+        """Blocks behind the front that a sequence may yet publish: they do not come back if others hold them then.
+
+        Args:
+            shareable: leading tokens that it may publish.
+            published: blocks that it has published.
+        """
+        # Where the gap begins, publishing ends.
+        most = min(shareable, self.gap_grows_at(0) + self.largest_chunk)
+        return max(0, most // self.block_tokens - max(published, self.front // self.block_tokens))
+
     def gap_at(self, computed: int) -> int:
         """Tokens behind the front that no token from position `computed` on sees; whole blocks."""
         return max(0, (computed - self.window.tokens + 1) // self.block_tokens * self.block_tokens - self.front)

@@ -38,11 +38,17 @@ class Bench:
         swap_bytes = swap_blocks * geometry.block_bytes
         self.swap = SwapSpace(swap_bytes, self.cache, clock=lambda: self.now) if swap_blocks else None
         config = SchedulerConfig(**{"context_length": 200, "max_rows": 32, "max_sequences": 8, **limits})
-        self.scheduler = Scheduler(self.cache, self.prefix, config, clock=lambda: self.now, swap=self.swap)
+        self.turns: list[int] = []  # positions, of each block
+        clock = lambda: self.now  # noqa: E731 - one clock for both
+        self.scheduler = Scheduler(self.cache, self.prefix, config, clock=clock, swap=self.swap, turn=self.turn)
         self.pool = self.cache.pool
 
     def submit(self, length: int, max_tokens: int = 50, start: int = 0, **terms: Any) -> Request:
         return self.scheduler.submit(np.arange(start, start + length), HOME, max_tokens, **terms)
+
+    def turn(self, source: int, destination: int, by: int) -> None:
+        self.cache.copy_block(source, destination, self.cache.geometry.block_tokens)
+        self.turns.append(by)
 
     def step(self, seconds: float | None = None) -> StepPlan:
         plan = self.scheduler.schedule()

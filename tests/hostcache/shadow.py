@@ -370,10 +370,14 @@ class ShadowEngine:
         if view.window is None:
             return need
         chunk = min(config.prefill_chunk, config.max_rows)
-        behind = table.blocks[view.front // self.block_tokens :]
-        lent = sum(self.cache.pool.is_kept(block) for block in behind)
-        most = -(-(view.window + chunk) // self.block_tokens) + 1 + view.slides - (len(behind) - lent)
-        most += view.front // self.block_tokens - (len(table.blocks) - len(behind))
+        front, size = view.front // self.block_tokens, self.block_tokens
+        most = front + -(-(view.window + chunk) // size) + 1 + view.slides - len(table.blocks)
+        if request.preemptions >= config.max_preemptions:
+            # Others may hold what it has published, or will, before the gap begins: that does not come back.
+            most += sum(self.cache.pool.is_kept(block) for block in table.blocks[front:])
+            if not table.gap.tokens:
+                published = view.window + (view.front + size - 1 + chunk if config.model_window else 0)
+                most += max(0, published // size - max(front, request.published))
         return max(0, min(need, most))
 
     def check_end(self, request: Request) -> None:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.hostcache.shadow import ShadowEngine
+from tests.hostcache.windowed_shadow import WindowedShadow
 
 
 class SchedulerAgainstShadow(RuleBasedStateMachine):
     """Requests of all priorities and clients, with and without deadlines, forked, aborted, preempted and swapped."""
 
+    shadow = ShadowEngine
+
     def __init__(self) -> None:
         super().__init__()
-        self.engine = ShadowEngine(0)
+        self.engine = self.shadow(0)
         self.withheld: list[int] = []
 
     @initialize(seed=st.integers(0, 2**16), blocks=st.sampled_from((3, 6, 16)))
     def begin(self, seed: int, blocks: int) -> None:
         """The seed chooses the limits, and whether there is a swap space."""
-        self.engine = ShadowEngine(seed, blocks=blocks)
+        self.engine = self.shadow(seed, blocks=blocks)
 
     @rule(seed=st.integers(0, 2**16))
     def submit(self, seed: int) -> None:
@@ -108,10 +112,17 @@ class SchedulerAgainstShadow(RuleBasedStateMachine):
         engine.run(0)
 
 
-def test_a_run_is_the_same_every_time() -> None:
+class WindowsAgainstShadow(SchedulerAgainstShadow):
+    """The same where tokens see little, and some requests go on past the context."""
+
+    shadow = WindowedShadow
+
+
+@pytest.mark.parametrize("shadow", [ShadowEngine, WindowedShadow])
+def test_a_run_is_the_same_every_time(shadow: type[ShadowEngine]) -> None:
     runs = []
     for _ in range(2):
-        engine = ShadowEngine(7, blocks=9)
+        engine = shadow(7, blocks=9)
         engine.run(300)
         runs.append((engine.seen, engine.scheduler.stats, engine.now))
     assert runs[0] == runs[1]
@@ -119,3 +130,6 @@ def test_a_run_is_the_same_every_time() -> None:
 
 TestSchedulerAgainstShadow = SchedulerAgainstShadow.TestCase
 TestSchedulerAgainstShadow.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+TestWindowsAgainstShadow = WindowsAgainstShadow.TestCase
+TestWindowsAgainstShadow.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -10,7 +10,7 @@ from .test_shadow_oracle import SHAPES
 from .windowed_shadow import WindowedShadow
 
 
-@pytest.mark.parametrize("runs", [100, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("runs", [60, pytest.param(500, marks=pytest.mark.long)])
 def test_whoever_sees_little_reads_what_it_would_have_read_with_all_blocks(runs: int) -> None:
     """200 steps each: forked, preempted, swapped, rolled back, with guesses; and each kind of event did happen."""
     seen: Counter[str] = Counter()

@@ -1,6 +1,11 @@
-"""Block tables against plain lists of what was written, through forks, copies on write, truncation and kept blocks."""
+"""Block tables against lists of what was written, through forks, copies on write, truncation, gaps and kept blocks.
+
+A token is a number of its own and how far it was turned; what a table has let go of is None.
+"""
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 import pytest
 from hypothesis import settings
@@ -12,6 +17,8 @@ from hostcache.errors import OutOfBlocks, UsageError
 
 SIZE = 3  # tokens in a block
 
+Tokens: TypeAlias = "list[tuple[int, int] | None]"
+
 
 class TablesAgainstModel(RuleBasedStateMachine):
     """Every token ever written is a number of its own, so whatever is in a wrong place is seen."""
@@ -22,10 +29,11 @@ class TablesAgainstModel(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(self.total, SIZE)
         self.pool.evict = self.evict
-        self.memory = [[0] * SIZE for _ in range(self.total)]
-        self.tables: list[tuple[BlockTable, list[int]]] = []  # and the tokens it holds, first position first
-        self.kept: dict[int, list[int]] = {}  # block: its tokens when it was kept
-        self.fences: list[tuple[Fence, int, list[int]]] = []
+        self.memory: list[Tokens] = [[(0, 0)] * SIZE for _ in range(self.total)]
+        self.tables: list[tuple[BlockTable, Tokens]] = []  # and the tokens it holds, first position first
+        self.turned: dict[BlockTable, int] = {}  # by how much those were turned that were
+        self.kept: dict[int, Tokens] = {}  # block: its tokens when it was kept
+        self.fences: list[tuple[Fence, int, Tokens]] = []
         self.next_token = 1
 
     def evict(self, oldest: int) -> int:
@@ -34,6 +42,11 @@ class TablesAgainstModel(RuleBasedStateMachine):
 
     def copy(self, source: int, destination: int, tokens: int) -> None:
         self.memory[destination][:tokens] = self.memory[source][:tokens]
+
+    def turn(self, source: int, destination: int, by: int) -> None:
+        assert self.owners(destination) == 0
+        for offset, cell in enumerate(self.memory[source]):
+            self.memory[destination][offset] = cell and (cell[0], cell[1] + by)
 
     def owners(self, block: int) -> int:
         return sum(block in table.blocks for table, _ in self.tables)
@@ -50,7 +63,7 @@ class TablesAgainstModel(RuleBasedStateMachine):
             if fenced == block:
                 del content[count:]
 
-    def draw(self, data: st.DataObject) -> tuple[BlockTable, list[int]]:
+    def draw(self, data: st.DataObject) -> tuple[BlockTable, Tokens]:
         return data.draw(st.sampled_from(self.tables))
 
     @precondition(lambda self: len(self.tables) < 4)
@@ -66,6 +79,7 @@ class TablesAgainstModel(RuleBasedStateMachine):
         needed = sum(position % SIZE == 0 for position in range(len(tokens), len(tokens) + count))
         needed += bool(count and tail_is_shared)
         assert table.blocks_needed(count) == needed
+        assert not needed or count > table.own_until - table.length
         if needed > self.available():
             before = list(table.blocks)
             with pytest.raises(OutOfBlocks):
@@ -77,8 +91,8 @@ class TablesAgainstModel(RuleBasedStateMachine):
         table.append(count)
         for position in range(len(tokens), len(tokens) + count):
             slot = table.slot(position)
-            self.memory[slot // SIZE][slot % SIZE] = self.next_token
-            tokens.append(self.next_token)
+            self.memory[slot // SIZE][slot % SIZE] = (self.next_token, 0)
+            tokens.append((self.next_token, 0))
             self.next_token += 1
 
     @precondition(lambda self: 0 < len(self.tables) < 4)
@@ -86,19 +100,58 @@ class TablesAgainstModel(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         table, tokens = self.draw(data)
         self.tables.append((table.fork(), list(tokens)))
+        self.turned[self.tables[-1][0]] = self.turned.get(table, 0)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         table, tokens = self.draw(data)
         length = data.draw(st.integers(0, len(tokens)))
+        if length and None in tokens[length:]:
+            with pytest.raises(UsageError, match=f"to {length}"):
+                table.truncate(length)
+            return
         table.truncate(length)
         del tokens[length:]
+        if not length:
+            self.turned.pop(table, None)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), front=st.integers(0, 1), blocks=st.integers(0, 4))
+    def let_go(self, data: st.DataObject, front: int, blocks: int) -> None:
+        """A gap begins behind some blocks, or grows from there."""
+        table, tokens = self.draw(data)
+        first = tokens.index(None) if None in tokens else front * SIZE
+        missing = tokens.count(None)
+        if blocks * SIZE > missing and first + blocks * SIZE > len(tokens):
+            with pytest.raises(UsageError, match=f"let go of {blocks * SIZE} tokens behind {first}"):
+                table.let_go(first, blocks * SIZE)
+            return
+        assert table.let_go(first, blocks * SIZE) == (blocks * SIZE > missing)
+        tokens[first : first + max(blocks * SIZE, missing)] = [None] * max(blocks * SIZE, missing)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def turn_back(self, data: st.DataObject) -> None:
+        """What is behind the gap is moved up to it, each time by what it has grown."""
+        table, tokens = self.draw(data)
+        gone = tokens.count(None)
+        behind = tokens.index(None) + gone if gone else 0
+        shared = [self.owners(b) > 1 or self.fenced(b) for b in table.blocks[(behind - gone) // SIZE :]]
+        assert table.blocks_to_turn() == sum(shared) + (not all(shared))
+        if table.blocks_to_turn() > self.available():
+            return
+        table.turn(self.turn)
+        by = self.turned.get(table, 0) - gone
+        tokens[behind:] = [token and (token[0], token[1] + by) for token in tokens[behind:]]
+        self.turned[table] = gone
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        table, tokens = self.draw(data)
+        self.release_entry(*self.draw(data))
+
+    def release_entry(self, table: BlockTable, tokens: Tokens) -> None:
         table.release()
         self.tables.remove((table, tokens))
 
@@ -108,13 +161,15 @@ class TablesAgainstModel(RuleBasedStateMachine):
         """As a prefix cache does with a block that is full, or with the tail of a sequence that has ended."""
         table, tokens = data.draw(st.sampled_from([entry for entry in self.tables if entry[0].blocks]))
         index = data.draw(st.integers(0, len(table.blocks) - 1))
-        block = table.blocks[index]
+        block, held = table.blocks[index], [token for token in tokens if token is not None]
         if block in self.kept:
             self.pool.forget(block)
             del self.kept[block]
         else:
             self.pool.keep(block)
-            self.kept[block] = tokens[index * SIZE : (index + 1) * SIZE]
+            self.kept[block] = list(held[index * SIZE : (index + 1) * SIZE])
+            if len(self.kept[block]) < SIZE:
+                self.release_entry(table, tokens)
 
     @precondition(lambda self: self.kept and len(self.tables) < 4)
     @rule(data=st.data())
@@ -140,11 +195,15 @@ class TablesAgainstModel(RuleBasedStateMachine):
     @invariant()
     def every_table_reads_what_was_written_through_it(self) -> None:
         for table, tokens in self.tables:
-            slots = table.slots(0, len(tokens)).tolist()
-            assert [self.memory[slot // SIZE][slot % SIZE] for slot in slots] == tokens
-            assert slots == [table.slot(position) for position in range(len(tokens))]
+            gone = tokens.count(None)
+            front = tokens.index(None) if gone else 0
+            slots = table.slots(0, front).tolist() + table.slots(front + gone, len(tokens)).tolist()
+            held = [token for token in tokens if token is not None]
+            assert [self.memory[slot // SIZE][slot % SIZE] for slot in slots] == held
+            assert slots == [table.slot(p) for p, token in enumerate(tokens) if token is not None]
             assert table.ids.tolist() == table.blocks
-            assert (table.length, len(table.blocks)) == (len(tokens), -(-len(tokens) // SIZE))
+            assert (table.length, table.held) == (len(tokens), len(held))
+            assert len(table.blocks) == -(-len(held) // SIZE)
             with pytest.raises(UsageError):
                 table.slots(0, len(tokens) + 1)
 

@@ -14,6 +14,7 @@ from .pressure_faults import PRESSURE_FAULTS
 from .replay_faults import REPLAY_FAULTS
 from .scheduler_faults import SCHEDULER_FAULTS
 from .state_faults import STATE_FAULTS
+from .window_faults import WINDOW_FAULTS
 from .window_launch_faults import WINDOW_LAUNCH_FAULTS
 
 __all__ = ["FAULTS"]
@@ -63,7 +64,7 @@ POOL = group(
 TABLE = group(
     "hostcache/table.py",
     "hostcache/test_table.py hostcache/test_table_stateful.py",
-    ("a fork takes no references", "            self._pool.acquire(block)\n", "            pass\n"),
+    ("a fork takes no references", "        self._pool.acquire_all(self.blocks)\n", ""),
     ("copy on write copies a token too few", "fresh, self.length % self._pool.block_tokens)", "fresh, self.length % self._pool.block_tokens - 1)"),
     ("copy on write goes the wrong way", "self._copy(shared, fresh,", "self._copy(fresh, shared,"),
     ("copy on write forgets the array of ids", "        self._ids[index] = fresh\n", ""),
@@ -762,6 +763,7 @@ FAULTS = [
     *PRESSURE_FAULTS,
     *STATE_FAULTS,
     *REPLAY_FAULTS,
+    *WINDOW_FAULTS,
     *WINDOW_LAUNCH_FAULTS,
     *DISCOVERY,
     *DOCTOR,

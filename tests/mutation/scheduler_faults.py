@@ -68,9 +68,9 @@ SCHEDULER_FAULTS = [
     *group(
         "hostcache/running_set.py",
         STEP_TESTS,
-        ("prompts are promised nothing", "0 if decodes else _still_needed(request, request.length)", "0"),
-        ("a prompt is promised twice what the step in flight computes", "table.blocks_needed(tokens - table.length)", "table.blocks_needed(tokens - request.computed)"),
-        ("one that must not be preempted is promised its prompt only", "_still_needed(request, request.most_computed)", "_still_needed(request, request.length)"),
+        ("prompts are promised nothing", "        if decodes and not guaranteed:\n", "        if not guaranteed:\n"),
+        ("a prompt is promised twice what the step in flight computes", "else request.length) - table.length)", "else request.length) - request.computed)"),
+        ("one that must not be preempted is promised its prompt only", "(request.most_computed if guaranteed else request.length) - table", "request.length - table"),
         ("a promise outlives its request", "        self._promise(request, 0)\n        request.table.release()", "        request.table.release()"),
         ("a fork does not hold its node", "        self._prefix.hold_node(parent.node)\n", ""),
         ("an ended request holds on to its node", "            self._prefix.release_node(request.node)\n", ""),
