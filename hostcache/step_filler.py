@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .admission import Admission
+from .decode_batch import RANK
 from .errors import RequestFailed, RockpageError
 from .lifecycle import Lifecycle
 from .preemption import Preemption
@@ -130,8 +131,8 @@ class StepFiller:
         stuck: list[Request] = []
         if turning or (len(places) and (self._running.guaranteed or not batch.grow(places, self._pool))):
             growing = [batch.requests[place] for place in places.tolist()]
-            due = turning + [request for request in growing if request not in turning]
-            # One before it may have preempted it by the time its turn comes.
+            # In order of rank: nobody gives way who has got a slot. It may have given way when its turn comes.
+            due = sorted({*turning, *growing}, key=RANK)
             stuck = [r for r in due if r.state is RequestState.RUNNING and not self._go_on(r, now)]
             self.decodes = [request for request in batch.requests if request not in stuck]
         if self.decodes:

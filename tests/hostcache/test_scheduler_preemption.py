@@ -7,7 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hostcache import FinishReason, Request, RequestState
+from hostcache import (
+    AttentionWindow,
+    FinishReason,
+    KVGeometry,
+    PagedKVCache,
+    PrefixCache,
+    Request,
+    RequestState,
+    Scheduler,
+    SchedulerConfig,
+    SwapSpace,
+)
 from hostcache.errors import SwapError
 from hostcache.swap import SwapTicket
 from tests.hostcache.bench import HOME, Bench, chunks
@@ -296,3 +307,40 @@ def test_a_request_that_does_not_fit_beside_pins_fails_and_says_so() -> None:
     bench.step()
     assert too_large.finish_reason is FinishReason.FAILED
     assert "beside 3 pinned ones" in str(too_large.error)
+
+
+def test_whoever_turns_its_keys_takes_no_slot_in_front_of_one_above_it() -> None:
+    """In the step in which the lower one comes to the context's end, the higher one needs the only block there is.
+
+    Had the lower one taken it, it would have given way with a slot for a token that was never computed.
+    """
+    geometry = KVGeometry(layers=1, kv_heads=1, head_dim=8, block_tokens=4)
+    cache = PagedKVCache.create(geometry, 9 * geometry.block_bytes)
+    swap = SwapSpace(4 * geometry.block_bytes, cache)
+    config = SchedulerConfig(context_length=12, max_rows=32, max_sequences=4)
+
+    def turn(source: int, destination: int, _: int) -> None:
+        cache.copy_block(source, destination, 4)
+
+    scheduler = Scheduler(cache, PrefixCache(cache.pool), config, clock=lambda: 0.0, swap=swap, turn=turn)
+    lower = scheduler.submit(np.arange(12), HOME, 20, window=AttentionWindow(4), slide=True)
+    higher = scheduler.submit(np.arange(100, 108), HOME, 4, priority=1)
+
+    def step() -> None:
+        plan = scheduler.schedule()
+        samples = len(plan.logit_rows)
+        scheduler.commit(plan, [7] * samples, [False] * samples)
+
+    step()
+    assert (lower.computed, higher.computed) == (12, 8)
+    while cache.pool.available > 1:
+        cache.pool.allocate(1)  # somebody else's
+    step()
+    assert higher.computed == 9
+    assert lower.computed == 12
+    assert (lower.state, lower.preemptions) == (RequestState.RUNNING, 0)  # it waits for a block
+    while not higher.finished:
+        step()
+    while lower.computed < 20:
+        step()
+    assert lower.table.gap.tokens == 16

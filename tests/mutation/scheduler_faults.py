@@ -148,6 +148,7 @@ SCHEDULER_FAULTS = [
         ("a pause admits nobody though nobody runs", "1 if paused else self._config.max_sequences", "0 if paused else self._config.max_sequences"),
         ("a pause does not pause", "1 if paused else self._config.max_sequences", "self._config.max_sequences"),
         ("the last one that cannot grow fails though memory will come back", " or self._pool.withheld:", ":"),
+        ("who turns its keys goes before those above it", "due = sorted({*turning, *growing}, key=RANK)", "due = turning + [request for request in growing if request not in turning]"),
     ),
     *group(
         "hostcache/waiting_queue.py",
