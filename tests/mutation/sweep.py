@@ -54,15 +54,20 @@ def run_tests(tests: Sequence[str], fault: Fault | None = None) -> int | None:
         copy = Path(folder)
         for name in COPIED:
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(ROOT / name, copy / name)  # what Python has compiled of it, too
             else:
                 shutil.copy(ROOT / name, copy / name)
         with (copy / "tests" / "conftest.py").open("a", encoding="utf-8") as conftest:
             conftest.write(CONFTEST)
         if fault is not None:
-            (copy / fault.path).write_text(planted(fault), encoding="utf-8")
+            source = copy / fault.path
+            source.write_text(planted(fault), encoding="utf-8")
+            for compiled in source.parent.glob(f"__pycache__/{source.stem}.*"):
+                compiled.unlink()
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/{t}" for t in tests)]
-        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        # Other packages' plugins take longer to import than most faults take to show.
+        alone = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        environment = {**os.environ, "PYTHONPATH": folder, **alone}
         try:
             return subprocess.run(
                 command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, timeout=SECONDS, check=False
