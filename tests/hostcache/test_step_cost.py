@@ -115,7 +115,7 @@ def test_several_prompts_share_what_is_left() -> None:
             break
         granted.append(count)
         budget.spend(0, count)
-    assert granted == [20, 20, 20]  # 36.3 ms are left, a row takes half of one
+    assert granted == [20, 20, 20]  # 31.2 ms are left, a row takes half of one
 
 
 def test_before_anything_is_known_a_prompt_gets_a_tile() -> None:
@@ -158,8 +158,8 @@ def test_running_sequences_wait_no_longer_than_the_budget_or_the_smallest_tile(
     assert len(gaps) > 100
     assert np.quantile(gaps, 0.95) <= max(step_seconds, 1.2 * np.quantile(smallest, 0.95))
     assert all(document.finished for document in documents)
-    if step_seconds == 0.060:  # far more than the smallest tile takes: the time is used
-        assert np.median(gaps) >= 0.75 * step_seconds
+    if step_seconds == 0.060:  # far more than the smallest tile takes: all is used but a part of a tile
+        assert np.median(gaps) >= HEADROOM * step_seconds - TILE_ROWS * ROW
 
 
 def test_without_a_budget_a_prompt_takes_all_rows_there_are() -> None:

@@ -1,4 +1,4 @@
-"""A week of a busy plant: a million requests, books balanced at each of some 3.5 million steps. Takes minutes."""
+"""A week of a busy plant: a million requests, books balanced at each of 3.8 million steps. Takes minutes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_week_at_seven_tenths_of_capacity() -> None:
     assert sum(measured.reasons.values()) == outcomes.failed + outcomes.refused
     assert measured.leaked_blocks == 0
     assert measured.utilisation == pytest.approx(measured.trace_utilisation, abs=0.01)
-    assert max(sizes) - sizes[0] < 8 * MIB  # behind the first 100,000 requests nothing grows any more
+    assert max(sizes) - sizes[1] < MIB  # behind the first 200,000 requests nothing grows any more
 
 
 def test_a_day_of_which_a_third_asks_for_half_as_much_again() -> None:
