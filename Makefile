@@ -12,7 +12,7 @@ C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*
 VENDOR := .venv-rknn
 VENDOR_PYTHON ?= $(shell for python in python3.12 python3.11 python3.10; do $$python -c '' 2>&- && echo $$python && break; done)
 
-.PHONY: demo test oracle lint types docs jobs fuzz test-vendor test-udev test-vm test-arm64 .venv-rknn clean
+.PHONY: demo test oracle lint types docs jobs sweep fuzz test-vendor test-udev test-vm test-arm64 .venv-rknn clean
 
 demo: $(VENV)/.runs
 	@$(BIN)/rockpage demo
@@ -35,9 +35,13 @@ types: $(VENV)/.tests
 docs: $(VENV)/.tests
 	$(BIN)/python docs/build.py build/docs
 
-# What takes minutes: the wheel in clean environments, and longer sweeps.
+# What takes minutes: the wheel in clean environments, and longer runs.
 jobs: $(VENV)/.tests
-	$(BIN)/python -m pytest -m "wheel or long"
+	$(BIN)/python -m pytest -m "wheel or long" --ignore tests/mutation
+
+# Seeded faults, each of which some test must notice, on two cores.
+sweep: $(VENV)/.tests
+	$(BIN)/python -m pytest -m long tests/mutation
 
 # Against the vendor's compiler and simulator.
 test-vendor: $(VENV)/.tests .venv-rknn
