@@ -279,8 +279,10 @@ class StepFiller:
         return True
 
     def _awaits_fence(self, request: Request) -> bool:
-        """Whether somebody is copying the block that the request's next token would land in."""
+        """Whether somebody is copying a block that the request's next token would land in, or that is to be turned."""
         tail = request.table.shared_tail
+        if request.computed == request.next_turn:
+            return any(map(self._pool.is_fenced, request.table.blocks))
         return tail is not None and self._pool.is_fenced(tail)
 
     def _stand_back(self, request: Request, now: float) -> None:

@@ -268,3 +268,38 @@ def test_a_models_own_window_lets_blocks_go_for_all() -> None:
     again = bench.submit(30, max_tokens=1)
     bench.run()
     assert again.hit_tokens == 28  # whole blocks: the tail of one that has let go of any is not known
+
+
+def test_of_what_a_slid_session_shares_only_its_sinks_stay_behind_when_it_is_swapped_out() -> None:
+    """Parent and fork share the first block of the window, too; but behind a gap nothing can be a hit later."""
+    bench = Bench(blocks=20, context_length=32, swap_blocks=10)
+    parent = sliding(bench, 39, max_tokens=60)
+    while parent.remaining > 1:
+        bench.step()
+    child = bench.scheduler.fork(parent)
+    bench.step()
+    shared = [bench.pool.refs[block] for block in child.table.blocks]
+    assert (child.computed, child.table.gap.front, shared) == (40, 4, [2, 2, 1])
+    assert bench.scheduler.shed_lowest() is child
+    assert child.swapped is not None
+    assert (child.swapped.first, child.swapped.ticket.blocks, child.swapped.tokens) == (1, 2, 40)
+    bench.step()
+    assert child.computed == 41
+    assert child.table.blocks[0] == parent.table.blocks[0]
+    assert set(child.table.blocks[1:]).isdisjoint(parent.table.blocks)
+
+
+def test_the_last_one_waits_to_be_turned_while_its_blocks_are_being_copied() -> None:
+    """Of four blocks it holds three, and each turned copy needs a block that another one must have left."""
+    bench = Bench(blocks=4, context_length=32)
+    request = sliding(bench, 5, max_tokens=60)
+    while request.computed < 32:
+        bench.step()
+    assert len(request.table.blocks) == 3
+    fence = bench.pool.fence(request.table.blocks)
+    for _ in range(3):
+        assert bench.scheduler.schedule().rows == 0
+        assert (bench.turns, request.error) == ([], None)
+    fence.release()
+    bench.step()
+    assert (request.computed, bench.turns) == (33, [-20] * 2)

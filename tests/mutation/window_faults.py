@@ -60,6 +60,7 @@ WINDOW_FAULTS = [
         "hostcache/step_filler.py",
         SHADOW,
         ("a prompt is computed across a turn", "        count = min(count, request.next_turn - start)\n", ""),
+        ("the last one that waits to be turned fails", "        if request.computed == request.next_turn:\n            return any(map(self._pool.is_fenced, request.table.blocks))\n", ""),
         ("guesses go across a turn", "most = min(request.limit - 1, request.next_turn) - request.length", "most = request.limit - 1 - request.length"),
     ),
     *group(
