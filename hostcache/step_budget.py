@@ -14,7 +14,7 @@ TILE_ROWS = 16
 
 HEADROOM = 0.8
 """Share of the time that is given out; the rest is for what the cost model, a straight line, does not see. An NPU's
-attention is padded to buckets: a chunk that begins behind the edge of one costs up to 1.24 times what it says (the
+attention is padded to buckets: a chunk that begins behind the edge of one costs up to a third more than it says (the
 demo's model on the emulated NPU)."""
 
 
