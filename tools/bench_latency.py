@@ -19,10 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hostcache.errors import UsageError
-
 from .engine_options import add_model_option, model_path
-from .replay_chart import require_charts
 
 if TYPE_CHECKING:
     from .latency_report import Row
@@ -58,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
         RockpageError: the model, the traffic or the machine cannot be used.
         OSError: a file cannot be read or written.
     """
+    from hostcache.errors import UsageError
+
+    from .replay_chart import require_charts
+
     if args.clock == "cpu" and args.threads != 1:
         raise UsageError(f"--clock cpu adds up all threads' time: it takes --threads 1, not {args.threads}")
     if args.rounds < 1:
