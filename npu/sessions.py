@@ -180,6 +180,8 @@ class Sessions:
     ) -> int:
         """Save a conversation, its KV included as far as it is in the pool, in the place of a file that is there.
 
+        Of one with a window, that is what lies within the first window: the rest depends on it, and is not shared.
+
         Args:
             path: the file; see docs/state-files.md.
             tokens: ids of the prompt and its answer, or more of such.

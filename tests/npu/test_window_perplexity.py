@@ -79,8 +79,8 @@ def test_a_model_stays_sane_behind_its_window_with_sinks_and_not_without(demo_mo
 def test_a_text_longer_than_the_context_costs_no_more_than_its_window_does(demo_model: Path) -> None:
     """Turned back over and over, keys are as good as where they were first; only the sinks are nearer.
 
-    The model was made for 8192 positions and may do as well with sinks from afar: the two agree within a tenth of a nat,
-    which is a ninth of what a window without sinks costs.
+    The model was made for 8192 positions and may do as well with sinks from afar: the two agree within a tenth of a
+    nat, which is a ninth of what a window without sinks costs.
     """
     surprise = []
     for context in (8192, 512):
