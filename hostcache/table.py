@@ -139,6 +139,11 @@ class BlockTable:
             return
         if count < 0:
             raise UsageError(f"cannot append {count} tokens: truncate takes tokens back", count=count)
+        if count == 1 and self.held == len(self.blocks) * self._pool.block_tokens:  # as most blocks begin
+            self._extend_by(self._pool.allocate(1)[0])
+            self.length += 1
+            self._own_all()
+            return
         needed = self.blocks_needed(count)
         if needed:
             fresh = self._pool.allocate(needed)
@@ -297,8 +302,18 @@ class BlockTable:
     def _extend(self, blocks: Sequence[int]) -> None:
         start, stop = len(self.blocks), len(self.blocks) + len(blocks)
         if stop > len(self._ids):
-            grown = np.empty(max(stop, 2 * len(self._ids)), dtype=np.int32)
-            grown[:start] = self._ids[:start]
-            self._ids = grown
+            self._grow_ids(stop)
         self._ids[start:stop] = blocks
         self.blocks.extend(blocks)
+
+    def _extend_by(self, block: int) -> None:
+        count = len(self.blocks)
+        if count == len(self._ids):
+            self._grow_ids(count + 1)
+        self._ids[count] = block
+        self.blocks.append(block)
+
+    def _grow_ids(self, needed: int) -> None:
+        grown = np.empty(max(needed, 2 * len(self._ids)), dtype=np.int32)
+        grown[: len(self.blocks)] = self.blocks
+        self._ids = grown
