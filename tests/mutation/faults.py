@@ -73,7 +73,7 @@ TABLE = group(
     ("the private copy is not counted", "return grown + (count > 0 and self.shared_tail is not None)", "return grown"),
     ("truncation drops a block that is partly used", "keep = -(-(length - self.gap.tokens) // self._pool.block_tokens)", "keep = length // self._pool.block_tokens"),
     ("truncation leaks", "        self._pool.release_all(dropped)\n        if length and", "        if length and"),
-    ("a table that grows forgets its first ids", "grown[:start] = self._ids[:start]", "pass"),
+    ("a table that grows forgets its first ids", "grown[: len(self.blocks)] = self.blocks", "pass"),
     ("slots are off by a block's tokens", "* size + positions % size", "* size + positions % size + 1"),
 )
 
