@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .fault import group
 from .model_faults import MODEL_FAULTS
+from .overflow_faults import OVERFLOW_FAULTS
 from .pressure_faults import PRESSURE_FAULTS
 from .replay_faults import REPLAY_FAULTS
 from .scheduler_faults import SCHEDULER_FAULTS
@@ -760,6 +761,7 @@ FAULTS = [
     *WEIGHTS_CACHE,
     *MEMORY,
     *MODEL_FAULTS,
+    *OVERFLOW_FAULTS,
     *PRESSURE_FAULTS,
     *STATE_FAULTS,
     *REPLAY_FAULTS,

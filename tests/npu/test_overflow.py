@@ -124,6 +124,16 @@ def test_a_fork_is_refused_as_its_parent_would_be(engine: Engine) -> None:
     assert end_of(drive(engine)[parent]) == (ROOM - 1, FinishReason.LENGTH)  # behind the token of the first step
 
 
+def test_branches_and_forks_of_forks_are_refused_as_the_first_would_be(engine: Engine) -> None:
+    _, branch = engine.add_branches(PROMPT, 2, replace(LONG, max_tokens=ROOM), overflow="refuse")
+    while not any(output.request_id == branch for output in engine.step()):
+        pass
+    for request in (branch, engine.fork(branch)):
+        with pytest.raises(RequestRefused, match="30 tokens and 11 to generate"):
+            engine.fork(request, replace(LONG, max_tokens=ROOM + 1))
+    drive(engine)
+
+
 def test_a_policy_that_does_not_exist_is_named_beside_those_that_do(engine: Engine) -> None:
     with pytest.raises(
         UsageError, match="no overflow policy is called 'drop': there are stop, refuse, slide"
