@@ -199,3 +199,14 @@ def test_a_model_with_a_layer_that_sees_everything_cannot_slide(tmp_path: Path) 
             most = max(most, engine.cache.pool.used)
     assert outputs[-1].finish_reason is FinishReason.CONTEXT
     assert most == CONTEXT // 16  # nothing was let go of
+
+
+@pytest.mark.parametrize("resident_bytes", [0, 1 << 20])
+def test_on_a_device_that_is_fed_copies_answers_slide_as_well(model: Path, resident_bytes: int) -> None:
+    """What stays staged from step to step is that of a table whose blocks go, and whose keys are turned."""
+    prompts, params = [[number, *PROMPT] for number in (7, 8)], replace(LONG, max_tokens=150)
+    with load(model, runtime="emulated", resident_bytes=resident_bytes) as engine:
+        ids = [engine.add_request(prompt, params, overflow="slide", window=SLIDING) for prompt in prompts]
+        outputs = drive(engine)
+    for request, prompt in zip(ids, prompts, strict=True):
+        assert farthest(model, prompt, outputs[request], SIGHT) < NEAR
