@@ -8,7 +8,7 @@ from npu.gguf import GGUFFile
 from npu.model import ModelConfig
 from tests.board.random_model import REFERENCE, write_random_model
 
-SMALL = replace(REFERENCE, layers=1, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96)
+SMALL = replace(REFERENCE, layers=1, windows=(0,), hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96)
 
 
 def test_the_reference_has_the_parameters_and_the_kv_of_the_plan() -> None:

@@ -124,7 +124,7 @@ MODEL: dict[str, tuple[Damage, tuple[str, ...]]] = {
     ),
     "a tensor too many": (value("llama.block_count", u32(1)), ("'blk.1.attn_norm.weight' is not part of",)),
     "2^32 - 1 layers": (value("llama.block_count", u32(2**32 - 1)), ("'llama.block_count' is 4294967295",)),
-    "2^31 layers": (value("llama.block_count", u32(MOST)), ("'blk.2.attn_norm.weight' is missing",)),
+    "2^31 layers": (value("llama.block_count", u32(MOST)), ("'llama.block_count' is 2147483648", "4096 at most")),
     "no layers": (value("llama.block_count", u32(0)), ("'llama.block_count' is 0",)),
     "another width": (
         value("llama.embedding_length", u32(128)),
