@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npu.queue_options import QueueOptions
     from npu.sampling_params import SamplingParams
 
-__all__ = ["Answer", "Answered", "answer", "require_choice", "search"]
+__all__ = ["Answer", "Answered", "InOrder", "answer", "require_choice", "search"]
 
 
 @dataclass
@@ -120,7 +120,7 @@ def answer(
     ids = engine.add_branches(prompt, count, params, **options)
     answers = {request: Answer() for request in ids}
     cached_tokens = engine.prefix.known_tokens(engine.namespace(), prompt)
-    shown = None if show is None else _InOrder(show, list(answers.values()))
+    shown = None if show is None else InOrder(show, list(answers.values()))
     try:
         while not engine.idle:
             for output in engine.step():
@@ -163,8 +163,13 @@ def search(engine: Engine, prompt: NDArray[np.int32], width: int, max_tokens: in
     return Answered(answers, 0, seconds, 0.0)  # nothing is known before all is
 
 
-class _InOrder:
-    """Shows answers that grow side by side one behind the other; the first that has not ended, as it comes."""
+class InOrder:
+    """Shows answers that grow side by side one behind the other; the first that has not ended, as it comes.
+
+    Args:
+        file: where they are shown.
+        answers: at least one; each has its number if there are several.
+    """
 
     def __init__(self, file: TextIO, answers: list[Answer]) -> None:
         self._file = file

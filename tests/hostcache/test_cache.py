@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hostcache import KVGeometry, PagedKVCache, Region
-from hostcache.errors import RegionError, UsageError
+from hostcache.errors import BlockStateError, RegionError, UsageError
 
 SMALL = KVGeometry(layers=3, kv_heads=2, head_dim=8)
 
@@ -128,6 +128,25 @@ def test_a_refused_write_or_copy_is_not_counted() -> None:
     with pytest.raises(UsageError, match="cannot copy"):
         cache.copy_block(0, 1, 17)
     assert not cache.rewrites.any()
+    cache.close()
+
+
+def test_only_the_one_table_of_a_block_that_nobody_else_knows_may_overwrite_it() -> None:
+    cache = filled()
+    content = np.arange(SMALL.block_bytes, dtype=np.uint8)
+    (block,) = cache.pool.allocate(1)
+    cache.overwrite(block, content, 16)
+    cache.pool.acquire(block)  # a second table's
+    with pytest.raises(BlockStateError, match="block 0 cannot be overwritten: it is free, shared or kept"):
+        cache.overwrite(block, content[::-1], 16)
+    cache.pool.release(block)
+    cache.pool.keep(block)
+    with pytest.raises(BlockStateError, match="cannot be overwritten"):
+        cache.overwrite(block, content[::-1], 16)
+    with pytest.raises(BlockStateError, match="block 1 cannot be overwritten"):
+        cache.overwrite(1, content, 16)
+    assert np.array_equal(cache.buffer[: SMALL.block_bytes], content)
+    assert cache.rewrites.tolist() == [1, 0, 0, 0]
     cache.close()
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hostcache import FinishReason
 from npu.beam import BeamParams
 from npu.engine import Engine
 from npu.sampler import SamplingParams
 from tests.npu.tiny import TinyLlama, write_tiny_llama
-from tools.answers import answer
+from tools.answers import Answer, InOrder, answer
 
 from .command_line import Outcome, assert_refused, run_here
 
@@ -87,6 +88,23 @@ def test_the_first_answer_is_shown_while_it_grows(model: Path) -> None:
     assert len(growing) >= 7  # a step each, but for the last
     assert all(f"[1] {first}".startswith(text) for text in growing)
     assert growing == sorted(growing, key=len)
+
+
+def test_the_second_answer_is_shown_while_it_and_the_third_grow() -> None:
+    first, second, third = answers = [Answer("one"), Answer("tw"), Answer("three")]
+    shown = io.StringIO()
+    in_order = InOrder(shown, answers)
+    in_order.update()
+    assert shown.getvalue() == "[1] one"
+    first.finish_reason = third.finish_reason = FinishReason.STOP
+    in_order.update()
+    assert shown.getvalue() == "[1] one\n\n[2] tw"
+    second.text += "o"
+    in_order.update()
+    assert shown.getvalue() == "[1] one\n\n[2] two"
+    second.finish_reason = FinishReason.STOP
+    in_order.update()
+    assert shown.getvalue() == "[1] one\n\n[2] two\n\n[3] three"
 
 
 def test_answers_that_give_way_to_the_swap_space_are_the_same(model: Path) -> None:
