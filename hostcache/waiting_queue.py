@@ -16,22 +16,28 @@ __all__ = ["WaitingQueue"]
 class WaitingQueue:
     """Requests that wait, in the order in which they are admitted.
 
-    A request's level is its priority plus one for each `ageing_seconds` it has waited, so that nobody waits for ever
-    behind a stream of higher priorities. The highest level comes first. Within a level come those that were preempted,
-    oldest first; then the oldest request of the client that has had least.
+    Requests of one priority are a class. Its level is that priority, plus one for each `ageing_seconds` that somebody
+    in it has waited, so that nobody waits for ever behind a stream of higher priorities. The highest level comes first.
+    Within a class, and among classes of one level, those that were preempted come first, the oldest in front; then the
+    oldest request of the client that has had least. So age lifts a class and not a client: whoever sends more than its
+    share has old requests, and passes nobody of its class by them.
 
     Choosing takes O(log n) comparisons, and so does moving up a level.
 
     Args:
         accounts: what clients have had.
         ageing_seconds: waiting that is worth one priority.
+
+    Attributes:
+        announced: branches that will wait when what they begin with has been computed; the queue's limit counts them.
     """
 
     def __init__(self, accounts: ClientAccounts, ageing_seconds: float) -> None:
+        self.announced = 0
         self._accounts = accounts
         self._ageing_seconds = ageing_seconds
-        self._levels: dict[int, _Level] = {}
-        self._order: list[int] = []  # the levels that hold somebody, ascending
+        self._classes: dict[int, _Class] = {}  # by priority
+        self._order: list[tuple[int, int]] = []  # level and priority of each, ascending
         self._promotions = Timeline(lambda time, request: request.promotion == time)
         self._count = 0
 
@@ -41,8 +47,10 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """All of them, as they would be taken if nobody were charged meanwhile. For reports: O(n log n)."""
-        for level in reversed(self._order):
-            yield from self._levels[level].in_order()
+        order = [request for request in iter(self.take, None) if request is not None]
+        for request in order:
+            self.put_back(request)
+        return iter(order)
 
     def push(self, request: Request, now: float) -> None:
         """A request waits from now on. What it waited before counts."""
@@ -55,7 +63,13 @@ class WaitingQueue:
 
     def first(self) -> Request | None:
         """The request that `take` would give."""
-        return self._levels[self._order[-1]].first() if self._order else None
+        if not self._order:
+            return None
+        level, priority = self._order[-1]
+        first = self._classes[priority].first()
+        for _, priority in self._order[bisect.bisect_left(self._order, level, key=_level) : -1]:
+            first = min(first, self._classes[priority].first(), key=_turn)
+        return first
 
     def take(self) -> Request | None:
         """The first request; it still waits, and the caller either has it `leave` or puts it back."""
@@ -66,11 +80,13 @@ class WaitingQueue:
 
     def put_back(self, request: Request) -> None:
         """Back to the place it was taken from."""
-        level = self._levels.get(request.level)
-        if level is None:
-            level = self._levels[request.level] = _Level()
-            bisect.insort(self._order, request.level)
-        level.insert(request)
+        kind = self._classes.get(request.priority)
+        if kind is None:
+            kind = self._classes[request.priority] = _Class(request.priority)
+        else:
+            self._forget_level(kind)
+        kind.insert(request)
+        bisect.insort(self._order, (kind.level, kind.priority))
 
     def leave(self, request: Request, now: float) -> None:
         """A request that was taken waits no more."""
@@ -94,26 +110,38 @@ class WaitingQueue:
             self.put_back(request)
 
     def _extract(self, request: Request) -> None:
-        level = self._levels[request.level]
-        level.remove(request)
-        if level.empty:
-            del self._levels[request.level]
-            del self._order[bisect.bisect_left(self._order, request.level)]
+        kind = self._classes[request.priority]
+        self._forget_level(kind)
+        kind.remove(request)
+        if kind.empty:
+            del self._classes[kind.priority]
+        else:
+            bisect.insort(self._order, (kind.level, kind.priority))
+
+    def _forget_level(self, kind: _Class) -> None:
+        del self._order[bisect.bisect_left(self._order, (kind.level, kind.priority))]
 
 
-class _Level:
-    """Requests of one level."""
+class _Class:
+    """Requests of one priority."""
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+        self._ages: list[int] = []  # of all, ascending
         self._preempted: list[Request] = []  # in order of arrival, as each client's list
         self._clients: dict[ClientAccount, list[Request]] = {}
         self._heap: list[tuple[float, int, ClientAccount]] = []  # counter and oldest request of each client, or less
 
     @property
     def empty(self) -> bool:
-        return not self._preempted and not self._clients
+        return not self._ages
+
+    @property
+    def level(self) -> int:
+        return self.priority + self._ages[-1]
 
     def insert(self, request: Request) -> None:
+        bisect.insort(self._ages, request.age)
         if request.preemptions:
             bisect.insort(self._preempted, request, key=_arrival)
             return
@@ -123,6 +151,7 @@ class _Level:
             heapq.heappush(self._heap, (request.account.counter, request.id, request.account))
 
     def remove(self, request: Request) -> None:
+        del self._ages[bisect.bisect_left(self._ages, request.age)]
         requests = self._preempted if request.preemptions else self._clients[request.account]
         del requests[bisect.bisect_left(requests, request.id, key=_arrival)]
         if not request.preemptions and not requests:
@@ -141,9 +170,14 @@ class _Level:
             else:
                 heapq.heapreplace(self._heap, (account.counter, requests[0].id, account))
 
-    def in_order(self) -> list[Request]:
-        clients = sorted(self._clients.values(), key=lambda requests: (requests[0].account.counter, requests[0].id))
-        return self._preempted + [request for requests in clients for request in requests]
+
+def _level(entry: tuple[int, int]) -> int:
+    return entry[0]
+
+
+def _turn(request: Request) -> tuple[bool, float, int]:
+    """Among the first of their classes."""
+    return not request.preemptions, 0.0 if request.preemptions else request.account.counter, request.id
 
 
 def _arrival(request: Request) -> int:

@@ -156,12 +156,17 @@ def test_under_a_flood_of_higher_priorities_every_request_is_served_within_the_a
     assert [request.preemptions for request in low] == [1, 0, 0]  # the first began while there was room: too early
 
 
-def test_a_client_that_floods_gets_no_more_than_its_share() -> None:
-    """While both have requests waiting, what they were served differs by no more than one admission each way."""
-    bench = Bench(blocks=40, max_sequences=3)
+@pytest.mark.parametrize("backlog_age", [0.0, 1000.0])
+def test_a_client_that_floods_gets_no_more_than_its_share(backlog_age: float) -> None:
+    """While both have requests waiting, what they were served differs by no more than one admission each way.
+
+    However long the flood has waited: it is the flood that made it wait.
+    """
+    bench = Bench(blocks=40, max_sequences=3, ageing_seconds=1.0)
     for n in range(60):
         bench.submit(6, max_tokens=4, start=10 * n, client="flood")
     bench.step()
+    bench.now += backlog_age
     others = [bench.submit(6, max_tokens=4, start=5000 + 10 * n, client="other") for n in range(12)]
     accounts = {request.account.name: request.account for request in bench.scheduler.waiting}
     started = {name: account.counter for name, account in accounts.items()}

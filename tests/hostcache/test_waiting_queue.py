@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -67,6 +69,21 @@ def test_whoever_gave_way_comes_before_all_others_of_its_level() -> None:
     assert list(queue) == [second, third, first]
 
 
+def test_age_lifts_a_priority_and_no_client_in_it() -> None:
+    accounts = ClientAccounts({})
+    queue = WaitingQueue(accounts, AGEING)
+    flood = [request(number, accounts, client="flood") for number in range(3)]
+    for waiting in flood:
+        queue.push(waiting, now=0)
+    queue.promote(20.0)
+    shy, higher = request(3, accounts, client="shy"), request(4, accounts, priority=1, client="higher")
+    for newcomer in (shy, higher):
+        queue.push(newcomer, now=20.0)
+    flood[0].account.charge_prompt(100)
+    # Two ageing times lift the flood's priority above the higher one, and the client that has had least is before it.
+    assert [queue.take() for _ in range(5)] == [shy, *flood, higher]
+
+
 def test_within_a_level_the_client_that_has_had_least_goes_first() -> None:
     accounts = ClientAccounts({})
     queue = WaitingQueue(accounts, AGEING)
@@ -94,19 +111,26 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.running: list[Request] = []
         self.next_id = 0
 
-    def key(self, waiting: Request) -> tuple[float, bool, float, int, int]:
-        age = int((self.now - self.waiting[waiting]) / AGEING)
-        level = waiting.priority + age
-        if waiting.preemptions:
-            return -level, False, 0.0, 0, waiting.id
-        oldest = min(
-            other.id
-            for other, since in self.waiting.items()
-            if other.account is waiting.account
-            and not other.preemptions
-            and other.priority + int((self.now - since) / AGEING) == level
-        )
-        return -level, True, waiting.account.counter, oldest, waiting.id
+    def best(self, waiting: Iterable[Request]) -> Request:
+        """The one of these that goes first."""
+        classes: dict[int, list[Request]] = {}
+        for one in waiting:
+            classes.setdefault(one.priority, []).append(one)
+        levels = {
+            priority: priority + max(int((self.now - self.waiting[one]) / AGEING) for one in members)
+            for priority, members in classes.items()
+        }
+        highest = max(levels.values())
+
+        def turn(one: Request) -> tuple[bool, float, int, int]:
+            if one.preemptions:
+                return False, 0.0, one.id, one.id
+            own = [
+                other.id for other in classes[one.priority] if other.account is one.account and not other.preemptions
+            ]
+            return True, one.account.counter, min(own), one.id
+
+        return min((one for p, members in classes.items() if levels[p] == highest for one in members), key=turn)
 
     @rule(priority=st.integers(-1, 2), client=st.sampled_from("abc"))
     def push(self, priority: int, client: str) -> None:
@@ -127,7 +151,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(served=st.integers(0, 5), admit=st.booleans())
     def take(self, *, served: int, admit: bool) -> None:
-        expected = min(self.waiting, key=self.key)
+        expected = self.best(self.waiting)
         assert self.queue.first() is expected
         assert self.queue.take() is expected
         if admit:
@@ -159,7 +183,11 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @invariant()
     def in_the_models_order(self) -> None:
         assert len(self.queue) == len(self.waiting)
-        assert list(self.queue) == sorted(self.waiting, key=self.key)
+        left, order = set(self.waiting), []
+        while left:
+            order.append(self.best(left))
+            left.remove(order[-1])
+        assert list(self.queue) == order
 
 
 TestQueueAgainstModel = QueueAgainstModel.TestCase
