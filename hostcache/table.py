@@ -28,11 +28,13 @@ class TableGap:
         front: tokens in front of the gap; whole blocks.
         tokens: tokens in the gap; whole blocks.
         turned: positions by which the keys behind it were turned back; at most `tokens`.
+        ahead: blocks behind it that a turn which failed had turned back by all of `tokens`; the next one goes on there.
     """
 
     front: int = 0
     tokens: int = 0
     turned: int = 0
+    ahead: int = 0
 
 
 NO_GAP = TableGap()
@@ -185,15 +187,17 @@ class BlockTable:
             Whether any block went.
 
         Raises:
-            UsageError: these are not whole blocks of the table behind where the gap began.
+            UsageError: these are not whole blocks of the table behind where the gap began, or a turn failed and has to
+                be repeated first.
         """
         size, gap = self._pool.block_tokens, self.gap
         if tokens <= gap.tokens:
             return False
-        if front % size or tokens % size or front + tokens > self.length or (gap.tokens and front != gap.front):
+        moved = gap.tokens and front != gap.front
+        if front % size or tokens % size or front + tokens > self.length or moved or gap.ahead:
             raise UsageError(
                 f"cannot let go of {tokens} tokens behind {front} in a table of {self.length} tokens in blocks of "
-                f"{size}, whose gap is {gap.tokens} tokens behind {gap.front}",
+                f"{size}, whose gap is {gap.tokens} tokens behind {gap.front}, with {gap.ahead} blocks turned ahead",
                 front=front,
                 tokens=tokens,
             )
@@ -211,14 +215,15 @@ class BlockTable:
 
     def blocks_to_turn(self) -> int:
         """Blocks that must be available for `turn`: one to turn into, and one for each that it cannot free."""
-        moved = self.blocks[self.gap.front // self._pool.block_tokens :]
+        moved = self.blocks[self._first_to_turn :]
         staying = sum(1 for block in moved if not self._pool.would_free(block))
         return staying + (staying < len(moved))
 
     def turn(self, turn: TurnBlock) -> None:
         """Close the gap in the keys' positions: each block behind it is replaced by a copy that was turned back.
 
-        Others that share these blocks, or know what they hold, keep them as they are.
+        Others that share these blocks, or know what they hold, keep them as they are. If `turn` raises, the next call
+        turns what is left: no key is ever turned twice.
 
         Args:
             turn: how a block is turned.
@@ -227,11 +232,16 @@ class BlockTable:
             OutOfBlocks: fewer than `blocks_to_turn` are available.
         """
         by = self.gap.turned - self.gap.tokens
-        for index in range(self.gap.front // self._pool.block_tokens, len(self.blocks)):
+        for index in range(self._first_to_turn, len(self.blocks)):
             (fresh,) = self._pool.allocate(1)
-            turn(self.blocks[index], fresh, by)
+            try:
+                turn(self.blocks[index], fresh, by)
+            except BaseException:
+                self._pool.release(fresh)
+                raise
             self._repoint(index, fresh)
-        self.gap = replace(self.gap, turned=self.gap.tokens)
+            self.gap = replace(self.gap, ahead=self.gap.ahead + 1)
+        self.gap = replace(self.gap, turned=self.gap.tokens, ahead=0)
         if self.held > self.gap.front:
             self._own_all()
 
@@ -282,6 +292,11 @@ class BlockTable:
         if position >= self.gap.front:
             position -= self.gap.tokens
         return self.blocks[position // size] * size + position % size
+
+    @property
+    def _first_to_turn(self) -> int:
+        """Index of the first block that `turn` has not turned yet."""
+        return self.gap.front // self._pool.block_tokens + self.gap.ahead
 
     def _replace_tail(self, fresh: int) -> None:
         shared = self.blocks[-1]

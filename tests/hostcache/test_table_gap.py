@@ -92,6 +92,35 @@ def test_turns_compose() -> None:
     assert (table.gap.front, table.gap.tokens, table.gap.turned) == (4, 16, 16)
 
 
+def test_a_turn_that_failed_is_continued() -> None:
+    """Nothing leaks, and no key is turned twice: neither the table's nor those of a fork from in between."""
+    keys = Keys()
+    table = keys.table()
+    keys.write(table, 18)
+    table.let_go(4, 8)
+
+    def fail_at_the_second(source: int, destination: int, by: int) -> None:
+        if keys.turns:
+            raise MemoryError
+        keys.turn(source, destination, by)
+
+    with pytest.raises(MemoryError):
+        table.turn(fail_at_the_second)
+    assert (keys.pool.used, len(table.blocks), table.blocks_to_turn()) == (3, 3, 1)
+    with pytest.raises(UsageError, match="with 1 blocks turned ahead"):
+        table.let_go(4, 12)
+    fork = table.fork()
+    table.turn(keys.turn)
+    fork.turn(keys.turn)
+    assert keys.turns == [-8, -8, -8]
+    assert keys.read(table) == keys.read(fork) == list(range(10))
+    assert table.gap == fork.gap
+    assert table.let_go(4, 12)
+    table.release()
+    fork.release()
+    assert keys.pool.free == 16
+
+
 def test_a_fork_has_the_gap_and_turns_copies_of_its_own() -> None:
     keys = Keys()
     parent = keys.table()
