@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import BinaryIO, NoReturn, TextIO
@@ -138,8 +139,8 @@ def _check_field(name: str, value: object) -> None:
     """Raise ValueError unless the field may hold the value."""
     kind = KINDS.get(name, "a count")
     if kind == "text":
-        if not (isinstance(value, str) and len(value) <= 1000):
-            raise ValueError(f"{name} is {value!r:.40}; it must be text of at most 1000 letters")
+        if not (isinstance(value, str) and len(value) <= 1000 and not re.search("[\ud800-\udfff]", value)):
+            raise ValueError(f"{name} is {value!r:.40}; it must be text of at most 1000 letters, without surrogates")
         return
     low, high = RANGES[name]
     types = (int, float) if kind == "a time" else (int,)

@@ -55,6 +55,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a fraction": (GOOD.replace(b"20", b"20.5"), "prompt_tokens is 20.5; it must be a whole number"),
     "a truth": (GOOD.replace(b"20", b"true"), "prompt_tokens is True"),
     "a number for a name": (with_fields('"client": 3'), "client is 3; it must be text"),
+    "half a letter": (with_fields(r'"prefix": "\ud800", "prefix_tokens": 4'), r"prefix is '\\ud800'; it must be text"),
     "a prefix without length": (with_fields('"prefix": "a"'), "prefix and prefix_tokens go together"),
     "a length without prefix": (with_fields('"prefix_tokens": 4'), "prefix and prefix_tokens go together"),
     "a prefix beyond the prompt": (with_fields('"prefix": "a", "prefix_tokens": 21'), "21 exceeds prompt_tokens 20"),
