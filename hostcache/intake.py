@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import numbers
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,10 +15,27 @@ from .request import Request, RequestState
 from .scheduler_state import SchedulerState
 from .window import AttentionWindow, WindowLayout, blocks_at_most
 
-__all__ = ["MAX_TOKEN", "Intake"]
+__all__ = ["MAX_TOKEN", "Intake", "require_terms"]
 
 MAX_TOKEN = 2**31 - 1
 """Tokens travel as int32: a larger id would become another one."""
+
+
+def require_terms(priority: object, client: object, deadline: object, max_queue_seconds: object) -> None:
+    """Do nothing if a request can be queued on these terms, which are `Scheduler.submit`'s.
+
+    Requests are compared by them, so one that has no order would be in the way of all others.
+
+    Raises:
+        UsageError: the priority is no integer, the client no text, or a time no number.
+    """
+    if not isinstance(priority, numbers.Integral):
+        raise UsageError(f"priority is {priority!r}; it must be an integer", priority=priority)
+    if not isinstance(client, str):
+        raise UsageError(f"client is {client!r}; it must be text", client=client)
+    for name, value in (("deadline", deadline), ("max_queue_seconds", max_queue_seconds)):
+        if value is not None and not (isinstance(value, numbers.Real) and not math.isnan(value)):
+            raise UsageError(f"{name} is {value!r}; it must be a number of seconds, or None", name=name, value=value)
 
 
 class Intake:
@@ -96,6 +115,8 @@ class Intake:
                     model_window=config.model_window,
                 )
             window = AttentionWindow(config.model_window)
+        if window is not None and not isinstance(window, AttentionWindow):
+            raise UsageError(f"window is {window!r}; it must be an AttentionWindow", window=window)
         if slide and (window is None or max_tokens is None or self._state.turn is None):
             raise UsageError(
                 "a request that slides past the context needs a window, max_tokens, as nothing else ends it, and a "

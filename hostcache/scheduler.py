@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from .block_cache import BlockCache
 from .deadlines import Deadlines
 from .errors import RockpageError, UsageError
-from .intake import Intake
+from .intake import Intake, require_terms
 from .lifecycle import Lifecycle
 from .preemption import Preemption
 from .prefix import Namespace, PrefixCache
@@ -136,8 +136,9 @@ class Scheduler:
         Raises:
             RequestRefused: it can never fit, or too many wait already; the message says by how much.
             UsageError: it is to slide without a window, without `max_tokens` or where nothing can turn keys; or it
-                wants a window of its own though the model has one.
+                wants a window of its own though the model has one; or a term is of a wrong type, or NaN.
         """
+        require_terms(priority, client, deadline, max_queue_seconds)
         now = self._clock()
         request = self._intake.request(prompt, namespace, max_tokens, window, slide=slide)
         request.priority = priority

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 
 from .errors import UsageError
@@ -23,14 +24,15 @@ class AttentionWindow:
         sinks: first tokens of the sequence that it sees besides.
 
     Raises:
-        UsageError: one of them is out of range.
+        UsageError: one of them is no integer, or out of range.
     """
 
     tokens: int
     sinks: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.tokens <= MAX_TOKENS or not 0 <= self.sinks <= MAX_TOKENS:
+        integers = isinstance(self.tokens, numbers.Integral) and isinstance(self.sinks, numbers.Integral)
+        if not (integers and 1 <= self.tokens <= MAX_TOKENS and 0 <= self.sinks <= MAX_TOKENS):
             raise UsageError(
                 f"a window holds 1..{MAX_TOKENS} tokens behind 0..{MAX_TOKENS} sinks, got {self.tokens} behind "
                 f"{self.sinks}",

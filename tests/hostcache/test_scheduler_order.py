@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,30 @@ from hostcache import FinishReason, Request, RequestState, SchedulerConfig
 from hostcache.errors import RequestFailed, RequestRefused, UsageError
 from hostcache.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from tests.hostcache.bench import HOME, Bench, chunks
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"priority": float("nan")},
+        {"priority": "high"},
+        {"priority": 1.5},
+        {"client": None},
+        {"client": ["a"]},
+        {"deadline": float("nan")},
+        {"deadline": "soon"},
+        {"max_queue_seconds": float("nan")},
+        {"window": 24},
+    ],
+)
+def test_what_has_no_order_is_refused_before_it_is_in_the_way_of_others(terms: dict[str, Any]) -> None:
+    bench = Bench()
+    with pytest.raises(UsageError, match=f"{next(iter(terms))} is .*; it must be"):
+        bench.submit(4, **terms)
+    assert bench.scheduler.idle
+    other = bench.submit(4, max_tokens=2, priority=np.int64(2))
+    bench.run()
+    assert other.finish_reason is FinishReason.LENGTH
 
 
 def test_a_higher_priority_does_not_wait_for_a_place() -> None:

@@ -53,9 +53,9 @@ def test_a_sequence_holds_no_more_than_promised(layout: WindowLayout, computed: 
 
 
 def test_a_window_out_of_range_is_refused() -> None:
-    for tokens, sinks in ((0, 0), (-4, 0), (8, -1), (2**31, 0), (8, 2**31)):
+    for tokens, sinks in ((0, 0), (-4, 0), (8, -1), (2**31, 0), (8, 2**31), (1.5, 0), (8, 0.5), ("8", 0), (8, None)):
         with pytest.raises(UsageError, match=f"got {tokens} behind {sinks}"):
-            AttentionWindow(tokens, sinks)
+            AttentionWindow(tokens, sinks)  # type: ignore[arg-type] # what is no integer is refused, too
 
 
 def test_a_sequence_that_slides_needs_a_block_beside_sinks_and_window() -> None:
