@@ -58,8 +58,13 @@ class Admission:
         if obstacle is not None:
             self._give_back(hit)
             return obstacle
-        swapped, request.swapped = request.swapped, None
-        if swapped is None or not self._swap_in(request, swapped, hit):
+        try:
+            resumed = request.swapped is not None and self._swap_in(request, request.swapped, hit)
+        except BaseException:  # no memory for a copy, say: it waits as before
+            self._give_back(hit)
+            raise
+        request.swapped = None
+        if not resumed:
             self._begin_with(request, hit)
         self._stats.prompt_tokens += request.length
         if not request.preemptions:  # what is computed again is not its client's fault
@@ -144,6 +149,9 @@ class Admission:
         except SwapError:
             self._pool.release_all(fresh)
             return False
+        except BaseException:
+            self._pool.release_all(fresh)
+            raise
         request.table.adopt(hit.blocks + fresh, swapped.tokens, swapped.gap)
         front = swapped.first * self._pool.block_tokens
         self._stats.hit_tokens += front

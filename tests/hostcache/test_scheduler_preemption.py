@@ -124,6 +124,32 @@ def test_what_was_swapped_out_is_not_computed_again() -> None:
     assert (bench.scheduler.stats.swapped_out, bench.scheduler.stats.swapped_in_tokens) == (1, 12)
 
 
+def test_one_that_cannot_be_swapped_in_waits_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are sound: the memory for a copy was missing. Neither blocks nor their room in the swap space leak."""
+    bench = Bench(blocks=6, swap_blocks=8, max_skips=0)
+    first = bench.scheduler.submit([*range(8), 50, 51], HOME, 50)
+    bench.step()
+    second = bench.scheduler.submit([*range(8), 60, 61], HOME, 50)
+    until_preempted(bench, second)
+    bench.scheduler.end(first, FinishReason.ABORTED)
+    assert bench.swap is not None
+    swapped = second.swapped
+    assert swapped is not None
+    assert swapped.first == 2  # behind a hit
+
+    def without_memory(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as context:
+        context.setattr(bench.swap, "take", without_memory)
+        with pytest.raises(MemoryError):
+            bench.scheduler.schedule()
+    assert (bench.pool.used, bench.swap.used, second.swapped) == (0, swapped.ticket.blocks, swapped)
+    assert bench.scheduler.waiting == [second]
+    assert chunks(bench.step()) == [(second.id, swapped.tokens, 1, True)]
+    assert (bench.swap.used, second.swapped) == (0, None)
+
+
 def test_a_fork_of_one_that_came_back_publishes_each_block_behind_the_one_in_front_of_it() -> None:
     bench, first, second = swapping()
     bench.scheduler.end(first, FinishReason.ABORTED)
