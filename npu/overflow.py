@@ -35,7 +35,7 @@ class Grant:
     """What a request gets.
 
     Attributes:
-        max_tokens: of its answer, at least 1: whether there is room for that, whoever queues it says.
+        max_tokens: of its answer, at least 1.
         window: what its tokens see; None: everything, or what the model's own windows show.
         overflow: what happens where its forks ask for more; `"slide"` only if it does slide.
     """
@@ -92,7 +92,7 @@ class ContextRules:
         """How many tokens an answer gets, under a request's `Grant.overflow`.
 
         Raises:
-            RequestRefused: it does not fit, and is to be refused then.
+            RequestRefused: not one fits, or not all of them, and it is to be refused then.
         """
         room = self._context - prompt_tokens
         if max_tokens <= room or overflow == "slide":
@@ -105,7 +105,15 @@ class ContextRules:
                 max_tokens=max_tokens,
                 context_length=self._context,
             )
-        return max(1, room)
+        if room < 1:
+            raise RequestRefused(
+                f"a prompt of {prompt_tokens} tokens and 1 to generate exceed the context of {self._context}: "
+                "shorten the prompt, or choose the overflow policy slide",
+                prompt_tokens=prompt_tokens,
+                max_tokens=max_tokens,
+                context_length=self._context,
+            )
+        return room
 
     def _usual_window(self) -> AttentionWindow | None:
         """The largest window, but for a part that is kept free; None: the model's own."""

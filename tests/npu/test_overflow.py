@@ -105,6 +105,15 @@ def test_guesses_end_where_the_context_does(model: Path) -> None:
         assert end_of(drive(engine)[request]) == (ROOM, FinishReason.CONTEXT)
 
 
+def test_a_prompt_that_leaves_no_room_is_refused_with_the_way_past_the_context(engine: Engine) -> None:
+    """To ask for fewer tokens would not help it."""
+    refusal = "40 tokens and 1 to generate exceed the context of 40: shorten the prompt, or choose .* slide"
+    with pytest.raises(RequestRefused, match=refusal) as caught:
+        engine.add_request([5] * CONTEXT, replace(LONG, max_tokens=3))
+    assert caught.value.values == {"prompt_tokens": 40, "max_tokens": 3, "context_length": 40}
+    assert engine.idle
+
+
 def test_refuse_takes_what_fits_whole_and_nothing_else(engine: Engine) -> None:
     request = engine.add_request(PROMPT, replace(LONG, max_tokens=ROOM), overflow="refuse")
     assert end_of(drive(engine)[request]) == (ROOM, FinishReason.LENGTH)
@@ -148,10 +157,13 @@ def test_a_policy_that_does_not_exist_is_named_beside_those_that_do(engine: Engi
 WINDOW = AttentionWindow(20, sinks=2)
 
 
-def test_a_prompt_that_fills_the_context_is_granted_what_is_then_refused_by_number() -> None:
+def test_a_prompt_that_fills_the_context_is_granted_nothing() -> None:
     rules = ContextRules(CONTEXT, 16)
-    assert rules.grant("stop", CONTEXT, 100, None) == Grant(1, None, "stop")
-    assert rules.grant("stop", CONTEXT + 5, 100, WINDOW) == Grant(1, WINDOW, "stop")
+    assert rules.grant("stop", CONTEXT - 1, 100, WINDOW) == Grant(1, WINDOW, "stop")
+    with pytest.raises(RequestRefused, match=f"{CONTEXT} tokens and 1 to generate"):
+        rules.grant("stop", CONTEXT, 100, None)
+    with pytest.raises(RequestRefused, match=f"{CONTEXT + 5} tokens and 1 to generate"):
+        rules.grant("stop", CONTEXT + 5, 100, WINDOW)
 
 
 def test_what_fits_sees_everything_and_what_slides_as_much_as_the_context_allows() -> None:
