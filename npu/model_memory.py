@@ -191,7 +191,7 @@ def require_memory(source: ModelSource, demand: MemoryDemand, pool_bytes: int) -
         return
     plan = _plan_within(budget, source, demand, pool_bytes)
     if plan.needed_bytes > plan.ram_bytes:
-        raise _refusal(source, budget, plan)
+        raise _refusal(source, budget, demand, plan)
 
 
 def choose_pool(source: ModelSource, demand: MemoryDemand, asked: int | None) -> PoolChoice:
@@ -222,7 +222,7 @@ def choose_pool(source: ModelSource, demand: MemoryDemand, asked: int | None) ->
     plan = replace(plan, reserve_bytes=plan.reserve_bytes + to_stay_free)
     least = plan.geometry.blocks_for(LEAST_TOKENS) * plan.geometry.block_bytes
     if plan.pool_limit_bytes < least:
-        raise _refusal(source, budget, replace(plan, pool_asked=least))
+        raise _refusal(source, budget, demand, replace(plan, pool_asked=least))
     if plan.pool_limit_bytes >= USUAL_POOL_BYTES:
         return PoolChoice(USUAL_POOL_BYTES, f"as usual: {left}")
     reason = f"not {format_size(USUAL_POOL_BYTES)}: {left}, and {format_size(to_stay_free)} stay free"
@@ -245,10 +245,11 @@ def _plan_within(budget: MemoryBudget, source: ModelSource, demand: MemoryDemand
     return plan if demand.weights_bytes is None else replace(plan, weights_bytes=demand.weights_bytes)
 
 
-def _refusal(source: ModelSource, budget: MemoryBudget, plan: MemoryPlan) -> RegionError:
+def _refusal(source: ModelSource, budget: MemoryBudget, demand: MemoryDemand, plan: MemoryPlan) -> RegionError:
+    smaller = "model, pool or swap space" if demand.swap_bytes else "model or pool"
     return RegionError(
         f"{source.path} does not fit into the memory of {budget.owner}: {plan.obstacles()[0]}; "
-        "use a smaller model or pool, or free memory first",
+        f"use a smaller {smaller}, or free memory first",
         needed=plan.needed_bytes,
         available=plan.ram_bytes,
         pool_limit=plan.pool_limit_bytes,

@@ -218,8 +218,8 @@ def test_a_pool_that_serves_nobody_is_not_chosen(model: Path, monkeypatch: pytes
 def test_an_asked_pool_is_as_asked_or_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left(monkeypatch, OTHERS + POOL_BYTES - LOADED)
     assert choose(model, POOL_BYTES) == PoolChoice(POOL_BYTES, "as asked for")  # what stays free is the asker's affair
-    for asked, swap_bytes in ((POOL_BYTES + 4096, 0), (POOL_BYTES, 4096)):
-        with pytest.raises(RegionError, match=r"a pool of 1\.0 MiB would fit") as caught:
+    for asked, swap_bytes, smaller in ((POOL_BYTES + 4096, 0, "model or pool"), (POOL_BYTES, 4096, "or swap space")):
+        with pytest.raises(RegionError, match=rf"1\.0 MiB would fit; use a smaller .*{smaller}, or") as caught:
             choose(model, asked, swap_bytes=swap_bytes)
         assert caught.value.values["pool_limit"] == POOL_BYTES - swap_bytes
 
