@@ -64,18 +64,18 @@ def run(args: argparse.Namespace) -> int:
     if args.rounds < 1:
         raise UsageError(f"--rounds must be 1 or more, got {args.rounds}")
     if args.plot is not None:
-        require_charts()
+        require_charts(args.plot)
     rows = _measure(args)
-    if args.plot is not None:
-        from .latency_report import draw
-
-        draw(args.plot, rows)
     if args.json:
         print(json.dumps({"rows": [row.as_json() for row in rows]}))
     else:
         from .latency_report import as_text
 
         print(as_text(rows))
+    if args.plot is not None:
+        from .latency_report import draw
+
+        draw(args.plot, rows)
     return 0 if all(row.holds for row in rows if row.setting.step_seconds is not None) else 1
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from hostcache.errors import MissingExtra
+from hostcache.errors import MissingExtra, UsageError
 
 from .replay_measure import Measurement
 from .replay_stats import Trend
@@ -19,12 +20,22 @@ PANELS: tuple[tuple[str, str, Callable[[Measurement], Trend]], ...] = (
 )
 
 
-def require_charts() -> None:
-    """Raise MissingExtra if matplotlib is not installed: better before a long replay than behind it."""
+def require_charts(path: str) -> None:
+    """Refuse what cannot be drawn: better before minutes of measuring than behind them.
+
+    Args:
+        path: of the file to be.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        UsageError: the file has no folder, or is one.
+    """
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
         raise MissingExtra("a chart needs matplotlib: pip install 'rockpage[chart]'", extra="chart") from error
+    if not Path(path).parent.is_dir() or Path(path).is_dir():
+        raise UsageError(f"no chart can be written to {path}: name a file in a folder that is there", path=path)
 
 
 def draw_chart(path: str, runs: Mapping[str, Measurement], title: str) -> None:
@@ -37,9 +48,10 @@ def draw_chart(path: str, runs: Mapping[str, Measurement], title: str) -> None:
 
     Raises:
         MissingExtra: matplotlib is not installed.
+        UsageError: the file has no folder, or is one.
         OSError: the file cannot be written.
     """
-    require_charts()
+    require_charts(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # draws into memory: needs no display
     from matplotlib.figure import Figure
 

@@ -112,6 +112,7 @@ def test_every_setting_gets_a_line(model: Path, capsys: pytest.CaptureFixture[st
         (["--tokens", "400"], "documents of 400 tokens need a context of 401, the model's is 400"),
         (["--rounds", "0"], "--rounds must be 1 or more, got 0"),
         (["--runtime", "gpu", "--tokens", "64"], "no runtime is called 'gpu'"),
+        (["--plot", "no-such/sweep.png"], "no chart can be written to no-such/sweep.png: name a file"),
         (["--clock", "cpu", "--threads", "2"], "--clock cpu adds up all threads' time: it takes --threads 1, not 2"),
     ],
 )

@@ -163,7 +163,8 @@ BAD: dict[str, tuple[str, ...]] = {
     "trace.jsonl --max-sequences 0": ("--max-sequences", "'0' is not a positive integer"),
     "trace.jsonl --step-ms 1.5": ("--step-ms", "'1.5' is not a positive integer"),
     "trace.jsonl --context 4096 --pool 2MiB --compare": ("a contiguous session of 4096 tokens takes 256 blocks",),
-    "trace.jsonl --chart no-such/chart.png": ("no-such/chart.png: No such file or directory",),
+    "--trace mixed --days 99 --chart no-such/x.png": ("no chart can be written to no-such/x.png: name a file",),
+    "--trace mixed --days 99 --chart .": ("no chart can be written to .: name a file",),
     "trace.jsonl --unknown": ("unrecognized arguments: --unknown",),
 }
 
