@@ -78,7 +78,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FIELDS",
         help="seconds for a step, a row in it, a token of KV read (default: step=0.0819,row=0.00742,token=5.2e-6)",
     )
-    parser.add_argument("--context", type=parse_count, metavar="TOKENS", help="most that a session may hold")
+    parser.add_argument(
+        "--context",
+        type=parse_count,
+        metavar="TOKENS",
+        help=f"most that a session may hold (default: {FILE_CONTEXT}, or what --trace needs)",
+    )
     parser.add_argument(
         "--max-sequences", type=parse_count, default=16, metavar="N", help="sequences at once (default: %(default)s)"
     )
