@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from hostcache.cache import PagedKVCache
+from hostcache.errors import UsageError
 from hostcache.scheduler_config import SchedulerConfig
 from hostcache.swap import SwapSpace
 from hostcache.table import TurnBlock
@@ -102,6 +103,7 @@ class LoadOptions(TypedDict, total=False):
     prefill_chunk: int
     step_seconds: float | None
     swap_bytes: int
+    swap_folder: str | os.PathLike[str] | None
     cache_dir: str | os.PathLike[str] | None
     prefix_folder: str | os.PathLike[str] | None
     watch_memory: bool
@@ -126,6 +128,7 @@ def load_parts(
     prefill_chunk: int = 64,
     step_seconds: float | None = None,
     swap_bytes: int = 0,
+    swap_folder: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     prefix_folder: str | os.PathLike[str] | None = None,
     watch_memory: bool = True,
@@ -150,7 +153,8 @@ def load_parts(
         max_sequences: most sequences that run at once.
         prefill_chunk: most prompt tokens of one sequence in one step.
         step_seconds: how long an answer may pause while prompts are computed, see `hostcache.SchedulerConfig`.
-        swap_bytes: memory beside the pool for the KV of preempted requests; 0: it is computed again.
+        swap_bytes: room beside the pool for the KV of preempted requests; 0: it is computed again.
+        swap_folder: where a file without a name holds that; a disk, which costs no memory. None: memory does.
         cache_dir: where repacked weights are kept; None: the user's cache folder.
         prefix_folder: where pinned prefixes are kept over restarts; None: nowhere.
         watch_memory: whether to respond when memory is short, see docs/memory-pressure.md.
@@ -159,11 +163,13 @@ def load_parts(
 
     Raises:
         ModelError: the file is damaged or of a kind rockpage does not run.
-        RegionError: less memory is left than the model, its runtime and the pool will take.
+        RegionError: less memory is left than the model, its runtime and the pool will take, or less room in the folder.
         UsageError: an option is out of range, or graphs or segments are missing or for another model.
         MissingExtra: what the runtime needs is not installed.
         DeviceError: the simulator or the NPU cannot be used.
     """
+    if swap_folder is not None and not swap_bytes:
+        raise UsageError(f"nothing is swapped to {swap_folder}: give swap_bytes (--swap), too", folder=swap_folder)
     lookup = PromptLookup(speculate) if speculate else None
     with open_model(model) as source, ExitStack() as opened:
         model_config = ModelConfig.from_gguf(source)
@@ -185,7 +191,7 @@ def load_parts(
             max_rows=max_rows,
             weights_bytes=None if segments is None else segments.manifest.npu_bytes,
             resident_bytes=resident_bytes,
-            swap_bytes=swap_bytes,
+            swap_bytes=swap_bytes if swap_folder is None else 0,
         )
         pool = choose_pool(source, demand, asked=pool_bytes)
         tokenizer, template = tokenizer_of(source), template_of(source)
@@ -197,7 +203,7 @@ def load_parts(
         opened.callback(decoder.close)
         cache = PagedKVCache.create(model_config.geometry, pool.nbytes)
         opened.callback(cache.close)
-        swap = SwapSpace(swap_bytes, cache) if swap_bytes else None
+        swap = SwapSpace(swap_bytes, cache, swap_folder) if swap_bytes else None
         if swap is not None:
             opened.callback(swap.close)
         attention = open_runtime(

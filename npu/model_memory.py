@@ -48,7 +48,7 @@ class MemoryDemand:
         weights_bytes: of weights that a board's NPU is to hold, in the same memory; None: those of the CPU.
         resident_bytes: in which decoding sequences are to stay staged; the CPU's runtime, which stages none, says so
             itself.
-        swap_bytes: for the KV of preempted requests.
+        swap_bytes: for the KV of preempted requests; 0 if a file holds it.
     """
 
     activations: Activations

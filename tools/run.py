@@ -48,6 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
     group.add_argument("--explain-placement", action="store_true", help="say at the end where attention ran, and why")
     engine = add_engine_options(parser)
     engine.add_argument("--swap", type=parse_size, default=0, metavar="SIZE", help="for KV of answers that give way")
+    engine.add_argument("--swap-folder", metavar="DIR", help="swap to a file in DIR, not to memory")
     engine.add_argument("--keep-prefixes", metavar="DIR", help="keep prompts' KV in DIR, and find it there again")
     engine.add_argument(
         "--speculate", type=int, default=0, metavar="N", help="guess N tokens from what was said before"
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     chat = args.chat or args.system is not None
     options: LoadOptions = {
         "swap_bytes": args.swap,
+        "swap_folder": args.swap_folder,
         "prefix_folder": args.keep_prefixes,
         "speculate": args.speculate,
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hostcache.errors import RequestFailed, RequestRefused, UsageError
+from hostcache.errors import RegionError, RequestFailed, RequestRefused, UsageError
 from hostcache.request import FinishReason
 from npu.engine import Engine
 from npu.sampler import SamplingParams
@@ -85,11 +85,11 @@ def test_what_steps_cost_is_learnt_and_prompts_keep_to_the_time(model: Path) -> 
 
 
 def test_swapped_requests_answer_as_if_they_had_never_been(model: Path) -> None:
-    """Two sequences whose KV does not fit together, with and without a swap space, and one after the other."""
+    """Two sequences whose KV does not fit together, without a swap space, with one in memory, and in a file."""
     prompts = [[5, 6, number] for number in (7, 8)]
     answers = []
-    for swap_bytes in (0, 1 << 20):
-        with load(model, pool_bytes=1 << 14, swap_bytes=swap_bytes) as engine:
+    for swap_bytes, folder in ((0, None), (1 << 20, None), (1 << 20, model.parent)):
+        with load(model, pool_bytes=1 << 14, swap_bytes=swap_bytes, swap_folder=folder) as engine:
             requests = [
                 engine.add_request(prompt, SamplingParams(max_tokens=60, ignore_eos=True)) for prompt in prompts
             ]
@@ -98,13 +98,21 @@ def test_swapped_requests_answer_as_if_they_had_never_been(model: Path) -> None:
             assert stats.preemptions > 0
             assert (stats.swapped_out > 0) == (swap_bytes > 0)
             answers.append([[token for output in outputs[r] for token in output.token_ids] for r in requests])
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     assert [len(answer) for answer in answers[0]] == [60, 60]
+    assert list(model.parent.glob("*tmp*")) == []  # the file has no name
 
 
 def test_a_swap_space_that_holds_no_block_is_refused(model: Path) -> None:
     with pytest.raises(UsageError, match="a swap space of 1 bytes does not hold one block"):
         load(model, swap_bytes=1)
+
+
+def test_a_folder_to_swap_to_needs_a_size_and_must_be_there(model: Path) -> None:
+    with pytest.raises(UsageError, match="nothing is swapped to /nowhere: give swap_bytes"):
+        load(model, swap_folder="/nowhere")
+    with pytest.raises(RegionError, match=r"cannot set 1\.0 MiB aside for swapping in /nowhere"):
+        load(model, swap_bytes=1 << 20, swap_folder="/nowhere")
 
 
 def test_a_time_of_a_step_must_be_positive(model: Path) -> None:

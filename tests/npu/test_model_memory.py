@@ -111,6 +111,17 @@ def test_the_engine_refuses_before_it_takes_anything(
     assert not (tmp_path / "cache").exists()  # no weight was repacked
 
 
+def test_a_swap_file_takes_no_memory(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(folder: Path | None) -> None:
+        with Engine.load(model, pool_bytes=POOL_BYTES, swap_bytes=MIB, swap_folder=folder, cache_dir=tmp_path):
+            pass
+
+    left(monkeypatch, WEIGHTS_BYTES + RUNTIME_BYTES + POOL_BYTES - LOADED)
+    load(tmp_path)
+    with pytest.raises(RegionError, match="does not fit"):
+        load(None)
+
+
 def test_what_is_to_stay_staged_must_be_there_too(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(runtime: str) -> None:
         Engine.load(model, runtime=runtime, pool_bytes=POOL_BYTES, resident_bytes=8 * MIB, cache_dir=tmp_path).close()

@@ -166,6 +166,8 @@ def test_guesses_change_no_answer_and_are_counted(capsys: pytest.CaptureFixture[
         (("--swap", "lots"), "--swap: "),
         (("--swap", "1KiB"), "a swap space of 1024 bytes does not hold one block of 4096 bytes"),
         (("--swap", "900TiB"), "swap"),
+        (("--swap", "1MiB", "--swap-folder", "/nowhere"), "for swapping in /nowhere"),
+        (("--swap-folder", "/nowhere"), "nothing is swapped to /nowhere"),
         (("--speculate", "-1"), "prompt lookup proposes at least one token"),
     ],
 )
