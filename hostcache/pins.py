@@ -13,7 +13,7 @@ __all__ = ["PrefixPins"]
 
 
 @dataclass(frozen=True, eq=False)
-class Pin:
+class _Pin:
     """What one owner keeps of one prompt.
 
     Attributes:
@@ -41,7 +41,7 @@ class PrefixPins:
         self.max_blocks = max_blocks
         self._pool = pool
         self._clock = clock
-        self._pins: dict[tuple[str, bytes, bytes], Pin] = {}  # by owner, namespace and tokens
+        self._pins: dict[tuple[str, bytes, bytes], _Pin] = {}  # by owner, namespace and tokens
         self._holders: Counter[int] = Counter()  # by block: pins that keep it
         self._next_end = float("inf")
 
@@ -84,7 +84,7 @@ class PrefixPins:
             self._pool.acquire(block)
         self._holders.update(blocks)
         old = self._pins.get(name)
-        self._pins[name] = Pin(tuple(blocks), self._clock() + seconds)
+        self._pins[name] = _Pin(tuple(blocks), self._clock() + seconds)
         if old is not None:
             self._let_go(old)
         self._note_next_end()
@@ -113,7 +113,7 @@ class PrefixPins:
         self._note_next_end()
         return len(ended)
 
-    def _let_go(self, pin: Pin) -> None:
+    def _let_go(self, pin: _Pin) -> None:
         """One pin fewer on each of its blocks."""
         for block in pin.blocks:
             self._holders[block] -= 1

@@ -130,7 +130,11 @@ class PrefixHit:
 
 
 def bytes_of(tokens: NDArray[np.int32]) -> bytes:
-    """Tokens as the tree holds them; any other type would make other tokens of the same bytes."""
+    """Tokens as the tree holds them.
+
+    Raises:
+        UsageError: they are not int32; the bytes of any other type would be those of other tokens.
+    """
     if tokens.dtype != np.int32:
         raise UsageError(f"tokens must be int32, got {tokens.dtype}: pass tokens.astype(np.int32)", dtype=tokens.dtype)
     return tokens.tobytes()

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class _Stored:
     """One file of the folder, as it was found or written.
 
     Attributes:
@@ -107,7 +107,7 @@ class PrefixStore:
         self._max_bytes = max_bytes
         self._max_age = max_age
         self._clock = clock
-        self._stored: dict[Path, Stored] = {}
+        self._stored: dict[Path, _Stored] = {}
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room(0)
@@ -150,7 +150,7 @@ class PrefixStore:
         except OSError as error:
             _log.warning("a prefix cannot be kept in %s: %s", self.folder, error.strerror)
             return 0
-        self._stored[path] = Stored(path, header, tokens)
+        self._stored[path] = _Stored(path, header, tokens)
         self._touch(path)
         return len(tokens)
 
@@ -191,7 +191,7 @@ class PrefixStore:
         """Note what a file holds; one that is no good is not noted."""
         try:
             with StateReader(path) as reader:
-                self._stored[path] = Stored(path, reader.header, reader.tokens)
+                self._stored[path] = _Stored(path, reader.header, reader.tokens)
         except (BadStateFile, UsageError, OSError) as error:
             _log.warning("a kept prefix cannot be used: %s", str(error))
             if isinstance(error, BadStateFile) and path.exists():

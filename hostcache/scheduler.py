@@ -233,6 +233,9 @@ class Scheduler:
                 or that ends its request, those of the same draft do not count.
             stops: for each of them, whether it ends its request.
             seconds: how long computing it took, to learn from; None: nobody measured.
+
+        Raises:
+            UsageError: the tokens or stops are not as many, or this plan is not the one in flight.
         """
         if len(tokens) != len(plan.logit_rows) or len(stops) != len(tokens):
             raise UsageError(f"{len(plan.logit_rows)} tokens expected, got {len(tokens)} and {len(stops)} stops")
@@ -244,7 +247,11 @@ class Scheduler:
         self._lifecycle.advance(plan, tokens, stops)
 
     def rollback(self, plan: StepPlan) -> None:
-        """The step was not computed: give its slots back; the requests go on from where they were."""
+        """The step was not computed: give its slots back; the requests go on from where they were.
+
+        Raises:
+            UsageError: this plan is not the one in flight.
+        """
         self._land(plan)
         self._lifecycle.take_back(plan.requests)
 

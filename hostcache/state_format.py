@@ -215,7 +215,11 @@ class StateHeader:
 
 
 def encode_header(header: StateHeader) -> bytes:
-    """Preamble and header, as the file begins."""
+    """Preamble and header, as the file begins.
+
+    Raises:
+        UsageError: the namespace is too long.
+    """
     text = json.dumps(asdict(header), sort_keys=True).encode()
     if len(text) > MOST_HEADER_BYTES:
         raise UsageError(

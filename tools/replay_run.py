@@ -38,7 +38,7 @@ OWN_TOKENS = 1 << 30
 """A request's own tokens are its number below this, so that no two share by chance for the next 10^9 requests."""
 
 
-class Session:
+class _Session:
     """A request of the trace on its way."""
 
     __slots__ = ("asked", "first", "last", "left", "request", "started", "token")
@@ -76,8 +76,8 @@ class Replay:
         self.scheduler = Scheduler(self._cache, self._prefix, setup.config, clock=self._clock, swap=self._swap)
         self._namespace = Namespace("replay")
         self._serials = itertools.count()
-        self._waiting: dict[int, Session] = {}  # not computed in any step so far, by the request's id
-        self._started: dict[int, Session] = {}
+        self._waiting: dict[int, _Session] = {}  # not computed in any step so far, by the request's id
+        self._started: dict[int, _Session] = {}
         self._finished = 0  # requests of which the scheduler knows that they have ended, and so do we
         self._aborts: list[tuple[float, int]] = []  # a heap of times and ids
 
@@ -118,7 +118,7 @@ class Replay:
             self._measure.refused(asked, refusal)
             return
         room = self._setup.config.context_length - asked.prompt_tokens
-        self._waiting[request.id] = Session(asked, request, token, min(asked.output_tokens, room))
+        self._waiting[request.id] = _Session(asked, request, token, min(asked.output_tokens, room))
         if asked.abort < math.inf:
             heapq.heappush(self._aborts, (asked.abort, request.id))
 
@@ -156,7 +156,7 @@ class Replay:
         if self._measure.steps % FULL_CHECK_STEPS == 0:
             self._check_fully()
 
-    def _newly_started(self, plan: StepPlan) -> Iterator[Session]:
+    def _newly_started(self, plan: StepPlan) -> Iterator[_Session]:
         """Sessions of which this step is the first to compute anything."""
         if not self._waiting:
             return

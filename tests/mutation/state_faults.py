@@ -61,7 +61,7 @@ PINS = [
         ("a renewed pin keeps its old blocks, too", "        if old is not None:\n            self._let_go(old)\n", ""),
         ("a pin ends a moment late", "if pin.until <= now)", "if pin.until < now)"),
         ("pins never end", "if now < self._next_end:", "if True:"),
-        ("the next end is not noted", "        self._holders.update(blocks)\n        old = self._pins.get(name)\n        self._pins[name] = Pin(tuple(blocks), self._clock() + seconds)\n        if old is not None:\n            self._let_go(old)\n        self._note_next_end()", "        self._holders.update(blocks)\n        old = self._pins.get(name)\n        self._pins[name] = Pin(tuple(blocks), self._clock() + seconds)\n        if old is not None:\n            self._let_go(old)"),
+        ("the next end is not noted", "        self._holders.update(blocks)\n        old = self._pins.get(name)\n        self._pins[name] = _Pin(tuple(blocks), self._clock() + seconds)\n        if old is not None:\n            self._let_go(old)\n        self._note_next_end()", "        self._holders.update(blocks)\n        old = self._pins.get(name)\n        self._pins[name] = _Pin(tuple(blocks), self._clock() + seconds)\n        if old is not None:\n            self._let_go(old)"),
         ("an owner ends everybody's pins", "if name[0] == owner)", "if name)"),
         ("pins of another namespace end with it", "if name[1] == space)", "if name)"),
     ),
