@@ -74,6 +74,7 @@ class Intake:
         """A request for what follows a running one's tokens; it has neither account nor blocks yet.
 
         Raises:
+            RequestRefused: it would wait for a place, and too many wait already.
             UsageError: the parent does not run, or is part of a step in flight; or `max_tokens` is used up already, or
                 exceeds the context.
         """
@@ -87,6 +88,8 @@ class Intake:
                 tokens=parent.length,
                 limit=limit,
             )
+        if len(self._state.running) >= self._state.config.max_sequences:
+            self._check_place()
         fork = self._new(parent.tokens, limit, parent.prompt_length, parent.namespace, parent.layout)
         fork.priority, fork.deadline = parent.priority, parent.deadline
         fork.age, fork.waited = parent.age, parent.waited
@@ -96,13 +99,16 @@ class Intake:
         """A request for another answer to a waiting one's prompt; it has no account yet.
 
         Raises:
+            RequestRefused: too many wait already.
             UsageError: the leader does not wait for its first admission, or is a branch itself.
         """
         if leader.state is not RequestState.WAITING or leader.leader is not None:
             raise UsageError(f"request {leader.id} cannot be branched: it has begun, or is a branch", id=leader.id)
+        self._check_place()
         branch = self._new(leader.tokens, leader.limit, leader.prompt_length, leader.namespace, leader.layout)
         branch.priority, branch.deadline, branch.leader = leader.priority, leader.deadline, leader
         leader.branches.append(branch)
+        self._state.queue.announced += 1
         return branch
 
     def _layout(self, window: AttentionWindow | None, max_tokens: int | None, *, slide: bool) -> WindowLayout | None:
@@ -172,7 +178,12 @@ class Intake:
                 blocks=blocks,
                 total=total,
             )
-        waiting, most = len(self._state.queue), self._state.config.max_waiting
+        self._check_place()
+        return tokens
+
+    def _check_place(self) -> None:
+        """Refuse one more that waits, if as many as may do."""
+        waiting, most = len(self._state.queue) + self._state.queue.announced, self._state.config.max_waiting
         if waiting >= most:
             self._state.stats.refused += 1
             raise RequestRefused(
@@ -180,7 +191,6 @@ class Intake:
                 waiting=waiting,
                 max_waiting=most,
             )
-        return tokens
 
     def _new(
         self,

@@ -161,6 +161,7 @@ class Scheduler:
             max_tokens: most tokens behind the prompt, those it shares included; None: as many as the parent's.
 
         Raises:
+            RequestRefused: it would wait for its turn, and too many wait already.
             UsageError: the parent is not running, or is part of a step in flight; or `max_tokens` is used up already,
                 or exceeds the context.
         """
@@ -181,6 +182,7 @@ class Scheduler:
                 leader alone.
 
         Raises:
+            RequestRefused: too many wait already, branches included.
             UsageError: the leader does not wait for its first admission, or is a branch itself.
         """
         branch = self._intake.branch_of(leader)

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from hostcache.errors import UsageError
 from hostcache.prefix import Namespace
+from hostcache.request import FinishReason
 from hostcache.scheduler import Scheduler
 from hostcache.window import AttentionWindow
 
@@ -99,11 +100,16 @@ class StreamIntake:
         constraints = [self._constraint(params) for _ in range(count - 1)]
         leader = self.open(prompt, params, **options)
         streams = [leader]
-        for index, constraint in enumerate(constraints, 1):
-            request = self._scheduler.branch(leader.request)
-            seed = None if params.seed is None else (params.seed + index) % 2**64
-            own = replace(params, seed=seed)
-            streams.append(Stream(request, own, self._tokenizer, constraint=constraint, overflow=leader.overflow))
+        try:
+            for index, constraint in enumerate(constraints, 1):
+                request = self._scheduler.branch(leader.request)
+                seed = None if params.seed is None else (params.seed + index) % 2**64
+                own = replace(params, seed=seed)
+                streams.append(Stream(request, own, self._tokenizer, constraint=constraint, overflow=leader.overflow))
+        except BaseException:  # too many wait: none of them is queued
+            for stream in reversed(streams):
+                self._scheduler.end(stream.request, FinishReason.ABORTED)
+            raise
         return streams
 
     def fork(self, parent: Stream, params: SamplingParams | None) -> Stream:

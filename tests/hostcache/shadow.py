@@ -165,11 +165,17 @@ class ShadowEngine:
         except RequestRefused:
             self.seen["refused, queue full" if waiting >= 6 else "refused"] += 1
             return
-        branches = self.random.choice((0, 0, 0, 0, 0, 1, 3))
-        for each in (request, *(self.scheduler.branch(request) for _ in range(branches))):
-            self.digests[each.id] = []
-            self.views[each.id] = self.view_of(terms)
-            self.live.append(each)
+        self.begin(request, terms)
+        for _ in range(self.random.choice((0, 0, 0, 0, 0, 1, 3))):
+            try:
+                self.begin(self.scheduler.branch(request), terms)
+            except RequestRefused:
+                self.seen["refused, a branch"] += 1
+
+    def begin(self, request: Request, terms: dict[str, Any]) -> None:
+        self.digests[request.id] = []
+        self.views[request.id] = self.view_of(terms)
+        self.live.append(request)
 
     def view_of(self, terms: dict[str, Any]) -> View:
         """What a request sees that was submitted on such terms."""
@@ -202,9 +208,13 @@ class ShadowEngine:
         self.scheduler.end(request, FinishReason.ABORTED)
 
     def fork(self) -> None:
-        if self.scheduler.running and len(self.scheduler.waiting) < 6:
+        if self.scheduler.running:
             parent = self.random.choice(self.scheduler.running)
-            child = self.scheduler.fork(parent)
+            try:
+                child = self.scheduler.fork(parent)
+            except RequestRefused:
+                self.seen["refused, a fork"] += 1
+                return
             self.digests[child.id] = list(self.digests[parent.id])
             self.views[child.id] = self.view(parent)
             self.live.append(child)

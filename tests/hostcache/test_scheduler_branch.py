@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hostcache import FinishReason, Request, RequestState
-from hostcache.errors import UsageError
+from hostcache.errors import RequestRefused, UsageError
 from tests.hostcache.bench import Bench, chunks
 
 
@@ -101,3 +101,33 @@ def test_only_a_request_that_has_not_begun_is_branched() -> None:
     bench.step()
     with pytest.raises(UsageError, match="request 1 cannot be branched"):
         bench.scheduler.branch(leader)
+
+
+def test_branches_count_among_those_that_wait() -> None:
+    bench = Bench(blocks=40, max_waiting=4, max_sequences=2)
+    leader, *branches = branched(bench, 10, 3)
+    other = bench.submit(4, start=100)
+    with pytest.raises(RequestRefused, match="4 requests wait already, and no more than 4 may"):
+        bench.scheduler.branch(leader)
+    with pytest.raises(RequestRefused, match="4 requests wait already, and no more than 4 may"):
+        bench.submit(4, start=200)
+    bench.scheduler.end(branches[0], FinishReason.ABORTED)
+    bench.scheduler.branch(leader)  # in its place
+    bench.scheduler.end(leader, FinishReason.ABORTED)  # a branch waits in the queue now, and one waits for it
+    bench.submit(4, start=200)
+    with pytest.raises(RequestRefused):
+        bench.submit(4, start=300)
+    bench.run()
+    assert other.finished
+    for _ in range(4):
+        bench.submit(4)
+
+
+def test_a_fork_that_would_wait_is_refused_where_too_many_do() -> None:
+    bench = Bench(blocks=40, max_waiting=1, max_sequences=2)
+    running = bench.submit(4, max_tokens=9)
+    bench.step()
+    bench.scheduler.fork(running)  # has a place
+    bench.submit(4, start=100)
+    with pytest.raises(RequestRefused, match="1 requests wait already"):
+        bench.scheduler.fork(running)

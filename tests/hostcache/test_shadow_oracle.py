@@ -38,11 +38,12 @@ def test_random_traffic_never_reads_foreign_kv(runs: int) -> None:
             seen[name] += getattr(engine.scheduler.stats, name)
     for when in ("between steps", "in flight"):
         for state in ("waiting", "running", "preempted", "swapped"):
-            assert seen[f"aborted {state} {when}"] >= 10, (state, when, seen)
+            assert seen[f"aborted {state} {when}"] >= 5, (state, when, seen)
     for reason in ("stop", "length", "aborted", "failed"):
         assert seen[f"finished {reason}"] >= 50, (reason, seen)
     for event in (
         "forked, running", "forked, waiting", "hit", "refused", "refused, queue full", "rolled back", "invalidated",
+        "refused, a branch", "refused, a fork",
         "preemptions", "swapped_out", "swapped_in_tokens", "guaranteed", "skips",
         "dedup_waits", "expired", "shed", "paused", "aborted before it was branched off", "aborted before its branches",
         "drafted_tokens", "accepted_tokens",

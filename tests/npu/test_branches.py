@@ -72,3 +72,12 @@ def test_what_cannot_be_queued_leaves_nothing_behind(engine: Engine) -> None:
     with pytest.raises(RequestRefused, match="exceed the context"):
         engine.add_branches([5] * 600, 3)
     assert engine.idle
+
+
+def test_more_than_may_wait_leave_nothing_behind(engine: Engine) -> None:
+    most = engine.scheduler.config.max_waiting
+    with pytest.raises(RequestRefused, match=f"{most} requests wait already"):
+        engine.add_branches(PROMPT, most + 1, PARAMS)
+    assert engine.idle
+    assert engine.cache.pool.used == 0
+    engine.add_branches(PROMPT, most, dataclasses.replace(PARAMS, max_tokens=1))  # as many as may
