@@ -32,6 +32,8 @@ class RequestOutput:
         finish_reason: why the request has ended; None while it goes on.
         error: what went wrong, if the reason is `FAILED`.
         logprobs: one entry for each of `token_ids`, if the request asked for them.
+        unseen_tokens: computed tokens of prompt and answer that a window, the request's or the model's, hides from the
+            next one.
 
     Example:
         >>> from npu.engine import Engine
@@ -51,6 +53,7 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     error: RockpageError | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    unseen_tokens: int = 0
 
 
 class Stream:
@@ -149,7 +152,7 @@ class Stream:
 
     def output(self, tokens: tuple[int, ...], text: str) -> RequestOutput:
         """The tokens that `sample` chose have been committed, and the request goes on."""
-        return RequestOutput(self.request.id, tokens, text, logprobs=self._logprobs)
+        return RequestOutput(self.request.id, tokens, text, logprobs=self._logprobs, unseen_tokens=self._unseen())
 
     def last(self, tokens: tuple[int, ...] = (), text: str = "") -> RequestOutput:
         """The request has ended: nothing is held back any more, unless behind a stop string.
@@ -160,7 +163,17 @@ class Stream:
         """
         text += self._take(self._stops.push(self._detokenizer.flush()) + self._stops.flush())
         logprobs = self._logprobs[: len(tokens)]
-        return RequestOutput(self.request.id, tokens, text, self._finish_reason(), self.request.error, logprobs)
+        request = self.request
+        return RequestOutput(
+            request.id, tokens, text, self._finish_reason(), request.error, logprobs, unseen_tokens=self._unseen()
+        )
+
+    def _unseen(self) -> int:
+        layout = self.request.layout
+        if layout is None:
+            return 0
+        own = 1  # the next token is in its own window
+        return max(0, self.request.computed + own - layout.window.tokens - layout.window.sinks)
 
     def _finish_reason(self) -> FinishReason | None:
         """Why the request has ended, as its caller sees it."""

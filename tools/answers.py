@@ -29,6 +29,7 @@ class Answer:
         tokens: its ids.
         logprobs: of each token, if asked for.
         finish_reason: why it ended; None while it goes on.
+        unseen_tokens: tokens of prompt and answer that a window hid from its last one.
         logprob: natural logarithm of its probability, if it was searched for.
     """
 
@@ -36,6 +37,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    unseen_tokens: int = 0
     logprob: float | None = None
 
 
@@ -132,6 +134,7 @@ def answer(
                 one.tokens += output.token_ids
                 one.logprobs += output.logprobs
                 one.finish_reason = output.finish_reason
+                one.unseen_tokens = output.unseen_tokens
             if shown is not None:
                 shown.update()
     finally:

@@ -50,11 +50,16 @@ def queue_options(args: argparse.Namespace) -> QueueOptions:
 
 
 def context_remarks(answers: Iterable[Answer], context_length: int) -> list[str]:
-    """What to say of answers that the context ended, and how to go on; nothing of others."""
+    """What to say of answers that the context ended, and how to go on, or that lost sight of what came before."""
     from hostcache.request import FinishReason
 
+    answers = list(answers)
+    remarks = []
     ended = sum(one.finish_reason is FinishReason.CONTEXT for one in answers)
-    if not ended:
-        return []
-    whose = "the answer" if ended == 1 else f"{ended} answers"
-    return [f"the context of {context_length} tokens ended {whose}; --overflow slide goes on past it"]
+    if ended:
+        whose = "the answer" if ended == 1 else f"{ended} answers"
+        remarks.append(f"the context of {context_length} tokens ended {whose}; --overflow slide goes on past it")
+    unseen = max(one.unseen_tokens for one in answers)
+    if unseen:
+        remarks.append(f"at its end the answer saw nothing of {unseen} earlier tokens, which its window had passed")
+    return remarks

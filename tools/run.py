@@ -164,6 +164,8 @@ def _described_answer(one: Answer, tokenizer: Tokenizer, params: SamplingParams)
     """An answer for JSON."""
     assert one.finish_reason is not None
     described: dict[str, Any] = {"text": one.text, "ids": one.tokens, "finish_reason": one.finish_reason.value}
+    if one.unseen_tokens:
+        described["unseen_tokens"] = one.unseen_tokens
     if params.logprobs is not None:
         described["logprobs"] = [_described(entry, tokenizer) for entry in one.logprobs]
     if one.logprob is not None:

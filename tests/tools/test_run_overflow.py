@@ -75,6 +75,12 @@ def test_a_search_that_the_context_ends_says_so(capsys: pytest.CaptureFixture[st
 def test_what_slides_goes_on_to_its_own_end(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     answer = described(capsys, model, "--max-tokens", "200", "--overflow", "slide")
     assert (answer["finish_reason"], answer["output_tokens"]) == ("length", 200)
+    # What follows the last token's predecessors sees 4 sinks and 63 of them: the usual window is 96 - 16 - 16 tokens.
+    unseen = answer["prompt_tokens"] + 199 - 4 - 63
+    assert answer["unseen_tokens"] == unseen
+    outcome = run(capsys, model, "--max-tokens", "200", "--overflow", "slide")
+    assert outcome.err == f"at its end the answer saw nothing of {unseen} earlier tokens, which its window had passed\n"
+    assert "unseen_tokens" not in described(capsys, model, "--overflow", "slide")  # it fits
 
 
 def test_what_is_to_be_refused_is(capsys: pytest.CaptureFixture[str], model: Path) -> None:
