@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tools.demo_model import demo_model_path
-
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does; read when numpy is first imported
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as loading a model does; some tests import ONNX Runtime first
 
@@ -43,4 +41,6 @@ def pytest_report_header() -> str | None:
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The demo model's GGUF, fetched as the demo fetches it. No skipping: without it the numbers are unproven."""
+    from tools.demo_model import demo_model_path  # noqa: PLC0415 - imports numpy, which reads the environment above
+
     return demo_model_path(progress=False)
