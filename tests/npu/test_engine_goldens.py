@@ -88,9 +88,9 @@ def test_generation_gives_what_scoring_says(way: tuple[Engine, str], golden: dic
 
 @pytest.mark.parametrize("chunk", [7, 16])
 def test_chunks_move_the_emulated_npu_by_no_more_than_int8_does(demo_model: Path, chunk: int) -> None:
-    """A launch's shape moves its last fp16 digit, and int8 activations amplify that to the size of their own error.
+    """A launch's shape may move its last fp16 digit, and int8 activations amplify that to the size of their own error.
 
-    The bound is llama.cpp's distance to the float32 pass on the same text: int8 activations, seen from outside.
+    Whether it does depends on how BLAS sums on this machine. The bound is llama.cpp's distance to the float32 pass on the same text: int8 activations, seen from outside.
     """
     golden = GOLDENS["scored"][1]
     scores = []
@@ -99,7 +99,7 @@ def test_chunks_move_the_emulated_npu_by_no_more_than_int8_does(demo_model: Path
             scores.append(engine.score(golden["ids"]).logprobs)
     exact = np.array(golden["logprob_of_next_fp32"])
     of_llama_cpp = float(np.abs(np.array(golden["logprob_of_next"]) - exact).mean())
-    assert 0 < float(np.abs(scores[0] - scores[1]).mean()) <= 1.5 * of_llama_cpp
+    assert float(np.abs(scores[0] - scores[1]).mean()) <= 1.5 * of_llama_cpp
 
 
 def test_the_engine_runs_the_decoder_it_was_given(demo_model: Path) -> None:
