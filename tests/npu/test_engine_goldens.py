@@ -90,7 +90,8 @@ def test_generation_gives_what_scoring_says(way: tuple[Engine, str], golden: dic
 def test_chunks_move_the_emulated_npu_by_no_more_than_int8_does(demo_model: Path, chunk: int) -> None:
     """A launch's shape may move its last fp16 digit, and int8 activations amplify that to the size of their own error.
 
-    Whether it does depends on how BLAS sums on this machine. The bound is llama.cpp's distance to the float32 pass on the same text: int8 activations, seen from outside.
+    Whether it does depends on how BLAS sums on this machine. The bound is llama.cpp's distance to the float32 pass on
+    the same text: int8 activations, seen from outside.
     """
     golden = GOLDENS["scored"][1]
     scores = []
