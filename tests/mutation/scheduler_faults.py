@@ -217,9 +217,13 @@ SCHEDULER_FAULTS = [
         "hostcache/intake.py",
         RULE_TESTS,
         ("the queue has no end", "        if waiting >= most:\n", "        if False:\n"),
+        ("a fork has all the time there is", "fork.priority, fork.deadline = parent.priority, parent.deadline", "fork.priority = parent.priority"),
+    ),
+    *group(
+        "hostcache/intake.py",
+        "hostcache/test_scheduler_branch.py",
         ("branches wait beyond the limit", "len(self._state.queue) + self._state.queue.announced", "len(self._state.queue)"),
         ("forks wait beyond the limit", "        if len(self._state.running) >= self._state.config.max_sequences:\n            self._check_place()\n", ""),
-        ("a fork has all the time there is", "fork.priority, fork.deadline = parent.priority, parent.deadline", "fork.priority = parent.priority"),
     ),
     *group(
         "hostcache/scheduler.py",
