@@ -9,7 +9,17 @@ from numpy.typing import NDArray
 
 from .errors import UsageError
 
-__all__ = ["TOKEN_BYTES", "PrefixHit", "PrefixNode", "PrefixRun", "bytes_of", "common_tokens", "resident_below", "walk"]
+__all__ = [
+    "TOKEN_BYTES",
+    "PrefixHit",
+    "PrefixNode",
+    "PrefixRun",
+    "bytes_of",
+    "common_beginning",
+    "common_tokens",
+    "resident_below",
+    "walk",
+]
 
 TOKEN_BYTES = 4
 """Tokens travel as int32."""
@@ -156,6 +166,11 @@ def walk(root: PrefixNode) -> list[PrefixNode]:
 
 def common_tokens(left: bytes | bytearray, right: bytes) -> int:
     """Leading tokens that two runs of int32 tokens share."""
-    size = min(len(left), len(right)) // TOKEN_BYTES
-    differs = np.frombuffer(left, np.int32, size) != np.frombuffer(right, np.int32, size)
+    return common_beginning(np.frombuffer(left, np.int32), np.frombuffer(right, np.int32))
+
+
+def common_beginning(left: NDArray[np.int32], right: NDArray[np.int32]) -> int:
+    """How many tokens two prompts have in common before they part."""
+    size = min(len(left), len(right))
+    differs = left[:size] != right[:size]
     return int(differs.argmax()) if differs.any() else size

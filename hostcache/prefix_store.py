@@ -17,6 +17,7 @@ from .cache import PagedKVCache
 from .errors import BadStateFile, UsageError
 from .namespace import Namespace
 from .prefix import PrefixCache
+from .prefix_node import common_beginning
 from .saved_prefix import restore_prefix, save_prefix
 from .state_file import BAD_SUFFIX, StateReader, set_aside, state_bytes
 from .state_format import StateHeader
@@ -168,7 +169,7 @@ class PrefixStore:
         best, most = None, known
         for stored in self._stored.values():
             if stored.header.namespace == namespace.digest:
-                common = _common(stored.tokens, prompt)
+                common = common_beginning(stored.tokens, prompt)
                 if common // stored.header.block_tokens * stored.header.block_tokens > most:
                     best, most = stored, common
         if best is None:
@@ -242,10 +243,3 @@ class PrefixStore:
             os.utime(path, (now, now))
         except OSError as error:  # it only seems to be used less than it is
             _log.debug("%s: %s", path, error.strerror)
-
-
-def _common(left: NDArray[np.int32], right: NDArray[np.int32]) -> int:
-    """Leading tokens that two prompts share."""
-    size = min(len(left), len(right))
-    differs = np.flatnonzero(left[:size] != right[:size])
-    return int(differs[0]) if len(differs) else size

@@ -79,11 +79,12 @@ class Conversation:
         Args:
             prompt: as `ask` returned it.
         """
+        from hostcache.prefix_node import common_beginning
+
         if not self.chat:
             return prompt
         other = self._engine.encode_chat([*self._messages[:-1], {"role": "user", "content": "?"}])
-        shorter = min(len(prompt), len(other))
-        return prompt[: int((prompt[:shorter] == other[:shorter]).cumprod().sum())]
+        return prompt[: common_beginning(prompt, other)]
 
     def keep(self, prompt: NDArray[np.int32], answer: Sequence[int], text: str) -> None:
         """Save the conversation, if it has a file.

@@ -144,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
         RockpageError: the model could not be fetched or run.
         OSError: a file cannot be read.
     """
+    from hostcache.prefix_node import common_beginning
     from npu.sampler import SamplingParams
 
     params = SamplingParams(max_tokens=args.max_tokens, repetition_penalty=1.15)
@@ -153,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
             for question in QUESTIONS
         ]
         if not args.json:
-            shared = _common_length(prompts)
+            shared = min(common_beginning(prompts[0], other) for other in prompts[1:])
             print(f"{len(prompts)} sessions, {shared} tokens of their prompts in common, one pool of ", end="")
             print(f"{engine.cache.blocks} blocks ({format_size(engine.cache.buffer.nbytes)})\n", flush=True)
         figures = {**_first_token_times(engine, *prompts[:2]), **_serve(engine, prompts, params, args.json)}
@@ -228,16 +229,6 @@ def _table(figures: dict[str, float], sessions: int) -> str:
         ("peak resident memory", format_size(int(figures["peak_rss_bytes"]))),
     ]
     return "\n" + "\n".join(f"{name:<32}{value}" for name, value in rows)
-
-
-def _common_length(prompts: list[NDArray[np.int32]]) -> int:
-    """Tokens at the beginning that all prompts share."""
-    length = 0
-    for column in zip(*(prompt.tolist() for prompt in prompts), strict=False):
-        if len(set(column)) > 1:
-            break
-        length += 1
-    return length
 
 
 def _peak_rss() -> int:

@@ -143,7 +143,6 @@ FILES = [
         ("set-aside files do not count", "(SUFFIX, SUFFIX + BAD_SUFFIX, TEMPORARY)", "(SUFFIX, TEMPORARY)"),
         ("other files in the folder are removed", "if entry.name.endswith((SUFFIX, SUFFIX + BAD_SUFFIX, TEMPORARY)) and entry", "if entry"),
         ("another namespace's prefix is restored", "if stored.header.namespace == namespace.digest:", "if True:"),
-        ("tokens that differ count as common", "return int(differs[0]) if len(differs) else size", "return size"),
         ("a file that was replaced is believed", "if not np.array_equal(reader.tokens, best.tokens):", "if False:"),
         ("a damaged file is tried again and again", "            del self._stored[best.path]\n", ""),
         ("the folder keeps what was invalidated", "            if gone:\n", "            if False:\n"),
