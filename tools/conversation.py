@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from hostcache.errors import BadStateFile
     from npu.engine import Engine
+    from npu.sessions import Session
 
 __all__ = ["Conversation"]
 
@@ -28,11 +30,12 @@ class Conversation:
     Attributes:
         chat: whether it is a chat.
         known: tokens of earlier runs whose KV came with the file.
+        lost: why the file was set aside, and the conversation begins anew; None: it was not.
 
     Raises:
         UsageError: the file is of another model, other options or another kind of conversation, or its folder is not
             there, or it has begun without this system message.
-        BadStateFile: it is damaged, or no state file.
+        BadStateFile: it is no state file.
         OSError: it cannot be read.
     """
 
@@ -44,10 +47,11 @@ class Conversation:
         self._messages: list[dict[str, str]] = []
         self._tokens: Sequence[int] | NDArray[np.int32] = ()
         self.known = 0
+        self.lost: BadStateFile | None = None
         if self._path is not None and not self._path.parent.is_dir():
             raise UsageError(f"there is no folder {self._path.parent} for the session: make it", path=file)
-        if self._path is not None and self._path.exists():
-            session = engine.sessions.load(self._path)
+        session = None if self._path is None else self._load(self._path)
+        if session is not None and self._path is not None:
             self._messages = _messages_in(session.note, self._path)
             self._tokens, self.known = session.tokens, session.restored
             if chat and not self._messages:
@@ -57,6 +61,20 @@ class Conversation:
         elif system is not None:
             self._messages = [{"role": "system", "content": system}]
         self.chat = chat or bool(self._messages)
+
+    def _load(self, path: Path) -> Session | None:
+        """What the file holds; None if there is none, or none any more."""
+        from hostcache.errors import BadStateFile
+
+        if not path.exists():
+            return None
+        try:
+            return self._engine.sessions.load(path)
+        except BadStateFile as error:
+            if path.exists():  # no state file: it may be anybody's
+                raise
+            self.lost = error
+            return None
 
     def ask(self, text: str) -> NDArray[np.int32]:
         """The whole prompt as ids. In a chat, only the template's own text can become control tokens.

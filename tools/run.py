@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     }
     with open_engine(args, **options) as engine:
         conversation = Conversation(engine, args.session, chat=chat, system=args.system)
+        if conversation.lost is not None and sys.stderr is not None:
+            sys.stderr.write(f"{conversation.lost}; a new session begins\n")
         prompt = conversation.ask(text)
         if args.beams is None:
             show = None if args.json else sys.stdout

@@ -181,6 +181,8 @@ SESSIONS = [
         ("a text goes on as a chat", "if chat and not self._messages:", "if False:"),
         ("a second system message is ignored", "            if system is not None:\n                raise", "            if False:\n                raise"),
         ("a missing folder shows when the answer is there", "if self._path is not None and not self._path.parent.is_dir():", "if False:"),
+        ("what is no session makes room for one", "            if path.exists():  # no state file", "            if False:  # no state file"),
+        ("a session is lost without a word", "            self.lost = error\n", ""),
         ("anybody's note is a chat", 'all(message.keys() == {"role", "content"} for message in messages)', "True"),
     ),
 ]
