@@ -89,7 +89,8 @@ class StepFiller:
             self._admit(budget, 1 if paused else self._config.max_sequences, now)
         stuck = [request for request in stuck if request.state is RequestState.RUNNING]  # still
         if stuck and not self.decodes and not self.chunks:
-            self._stand_back(max(stuck, key=lambda request: request.rank), now)
+            # Whoever pins blocks can take what was promised: then those go first that were promised nothing.
+            self._stand_back(max(stuck, key=lambda r: (not self._running.has_guarantee(r), r.rank)), now)
         if drafts and self._take_drafts(drafts, budget):
             rows = self._running.decoding.rows(self.decodes) if self.decodes else None
         return StepPlan.build(self.chunks, rows)

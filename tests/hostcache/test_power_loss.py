@@ -140,4 +140,4 @@ def test_killed_at_random_moments_of_saving(tmp_path: Path, rounds: int, files: 
     assert report["killed while saving"] > rounds // 2  # the moments were such that it could have gone wrong
     assert report["found"] > rounds // 2
     if files == "unnamed":
-        assert report["left behind"] <= 2  # between its two names; a moment that is hardly ever met
+        assert report["left behind"] <= 2 + rounds // 20  # between its two names; a moment that is hardly ever met
