@@ -129,7 +129,7 @@ def processes(folder: Path, rounds: int) -> Iterator[RestartingShadow]:
         yield RestartingShadow(seed, 4, (6, 16, 40)[seed % 3], folder=folder)
 
 
-@pytest.mark.parametrize("rounds", [40, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [120, pytest.param(400, marks=pytest.mark.long)])
 def test_what_comes_back_from_disk_is_what_was_computed(tmp_path: Path, rounds: int) -> None:
     seen: Counter[str] = Counter()
     for process in processes(tmp_path, rounds):
