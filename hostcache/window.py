@@ -108,6 +108,10 @@ class WindowLayout:
         """Tokens behind the front that no token from position `computed` on sees; whole blocks."""
         return max(0, (computed - self.window.tokens + 1) // self.block_tokens * self.block_tokens - self.front)
 
+    def unseen_at(self, computed: int) -> int:
+        """Tokens that the one at position `computed` does not see."""
+        return max(0, computed - self.window.tokens + 1 - self.window.sinks)
+
     def gap_grows_at(self, gap: int) -> int:
         """The next position for which the gap is larger than `gap`."""
         return self.front + gap + self.block_tokens + self.window.tokens - 1

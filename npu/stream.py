@@ -170,10 +170,7 @@ class Stream:
 
     def _unseen(self) -> int:
         layout = self.request.layout
-        if layout is None:
-            return 0
-        own = 1  # the next token is in its own window
-        return max(0, self.request.computed + own - layout.window.tokens - layout.window.sinks)
+        return 0 if layout is None else layout.unseen_at(self.request.computed)
 
     def _finish_reason(self) -> FinishReason | None:
         """Why the request has ended, as its caller sees it."""
