@@ -1,4 +1,4 @@
-"""`python -m tools.bench_latency`: what a budget for a step does to those who wait for tokens.
+"""`rockpage bench latency`: what a budget for a step does to those who wait for tokens.
 
 Sessions decode, and long documents arrive among them. Without chunks, a document is computed in one step, and the
 sessions stand still for as long; with chunks and no budget, for as long as the chunk takes; with a budget, for as long
@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .engine_options import add_model_option, model_path
@@ -24,25 +22,13 @@ from .engine_options import add_model_option, model_path
 if TYPE_CHECKING:
     from .latency_report import Row
 
-__all__ = ["add_options", "main", "run"]
+__all__ = ["add_options", "run"]
 
 CHUNK = 256
 """Most prompt tokens in a step under a budget: `rockpage run`'s `max_rows`."""
 
 TIMES_TILE = (1.0, 1.5, 2.0, 3.0, 4.0)
 """Budgets if none are given: so many times what a step with the smallest tile took in the run without chunks."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line for each setting, see `run`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.bench_latency",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    return run(parser.parse_args(arguments))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -134,7 +120,3 @@ def _milliseconds(text: str) -> list[float]:
     if not budgets or not all(0 < budget < float("inf") for budget in budgets):
         raise argparse.ArgumentTypeError(f"'{text}' is not a list of milliseconds above 0, such as 50,100")
     return budgets
-
-
-if __name__ == "__main__":
-    sys.exit(main())

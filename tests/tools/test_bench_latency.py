@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 from pathlib import Path
@@ -10,9 +11,17 @@ import pytest
 
 from hostcache.errors import UsageError
 from tests.npu.tiny import TinyLlama, write_tiny_llama
-from tools.bench_latency import main
+from tools.bench_latency import add_options, run
 from tools.latency_report import Row
 from tools.latency_run import QUIET_STEPS, TILES, Machine, Setting, Traffic, Waits, measure
+
+
+def main(arguments: list[str]) -> int:
+    """As `rockpage bench latency`, but errors come through."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    parser.add_argument("--json", action="store_true")
+    return run(parser.parse_args(arguments))
 
 
 @pytest.fixture(scope="module")
