@@ -28,6 +28,7 @@ setup(
     cffi_modules=[
         "hostcache/_kv_build.py:ffi",
         "staging/_gather_build.py:ffi",
+        "staging/_limits_build.py:ffi",
         "npu/_attention_build.py:ffi",
     ],
     # cffi compiles against the stable ABI by itself; the wheel's tag has to be told.

@@ -41,6 +41,7 @@ TESTS = (
     "tests/board/test_arm64_rknnrt.py",
     "tests/hostcache/test_kv_kernel.py",
     "tests/staging/test_gather_kernel.py",
+    "tests/staging/test_limits.py",
     "tests/npu/test_cpu_attention.py",
     "tests/npu/test_attention_windows.py",
 )
