@@ -24,7 +24,7 @@ static inline int32_t rp_codec_group(int32_t codec, int32_t head_dim)
 /* Elements that are rotated together, a power of two; 1: none. */
 static inline int32_t rp_codec_rotation(int32_t codec, int32_t head_dim)
 {
-    return codec == RP_INT4 ? head_dim & -head_dim : 1;
+    return codec == RP_FP16 ? 1 : head_dim & -head_dim;
 }
 
 /* Multiply each run of `piece` elements (a power of two) by the normalised Walsh-Hadamard matrix, which is its own

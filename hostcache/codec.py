@@ -57,7 +57,7 @@ class Codec:
 
 
 FP16 = Codec("fp16", code=0, bits=16, blocks_per_extent=1)
-INT8 = Codec("int8", code=1, bits=8, blocks_per_extent=2)
+INT8 = Codec("int8", code=1, bits=8, blocks_per_extent=2, rotated=True)
 INT4 = Codec("int4", code=2, bits=4, blocks_per_extent=4, group_limit=32, rotated=True)
 
 CODECS: Mapping[str, Codec] = MappingProxyType({codec.name: codec for codec in (FP16, INT8, INT4)})

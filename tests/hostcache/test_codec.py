@@ -26,5 +26,5 @@ def test_as_many_blocks_fit_into_an_extent_as_elements_are_smaller() -> None:
 def test_groups_divide_a_head_and_rotation_takes_a_power_of_two(head_dim: int, int4_group: int, rotation: int) -> None:
     assert INT8.group(head_dim) == head_dim
     assert INT4.group(head_dim) == int4_group
-    assert INT4.rotation(head_dim) == rotation
-    assert FP16.rotation(head_dim) == INT8.rotation(head_dim) == 1
+    assert INT4.rotation(head_dim) == INT8.rotation(head_dim) == rotation
+    assert FP16.rotation(head_dim) == 1
