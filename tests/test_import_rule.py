@@ -29,8 +29,8 @@ EXTRAS = {
     "safetensors",
     "tokenizers",
 }
-PEERS = {"nanovllm"}
-"""Measured beside, from a checkout that the user names."""
+PEERS = {"llama_cpp", "nanovllm", "torch"}
+"""Measured beside, where they are installed, or from a checkout that the user names."""
 
 TYPES = {"typing_extensions"}
 """Type checkers know it without its being installed; nothing else may ask for it."""

@@ -17,12 +17,13 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+from .bench_kind import Kind, Measured
 from .engine_options import add_model_option, model_path
 
 if TYPE_CHECKING:
     from .latency_report import Row
 
-__all__ = ["add_options", "run"]
+__all__ = ["KIND", "add_options", "measure", "run"]
 
 CHUNK = 256
 """Most prompt tokens in a step under a budget: `rockpage run`'s `max_rows`."""
@@ -86,6 +87,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="FILE", help="draw a PNG; needs the extra chart")
 
 
+def measure(args: argparse.Namespace) -> Measured:
+    """The limits of each budget as figures, for the report of all kinds.
+
+    Raises:
+        RockpageError: as `run`.
+    """
+    from .bench_rows import Figure
+    from .latency_report import LONGEST_GAP, LONGEST_WAIT
+
+    figures = []
+    for row in _measure(args):
+        if row.setting.step_seconds is None:
+            continue
+        for goal, value, most in (
+            ("longest gap", row.gap_ratio, LONGEST_GAP),
+            ("document's first token", row.wait_ratio, LONGEST_WAIT),
+        ):
+            figures.append(Figure(f"{goal}, {row.setting.name}", "unchunked", value, "x", most, goal=goal))
+        kept = row.as_json()["gap_p95_s"]
+        assert isinstance(kept, float)
+        goal = "95 % of the gaps"
+        figures.append(Figure(f"{goal}, {row.setting.name}", "budget", kept / row.most_gap, "x", 1.0, goal=goal))
+    return Measured(figures)
+
+
 def _measure(args: argparse.Namespace) -> list[Row]:
     """Run the settings in turn, as often as there are rounds."""
     from .latency_report import Row
@@ -120,3 +146,6 @@ def _milliseconds(text: str) -> list[float]:
     if not budgets or not all(0 < budget < float("inf") for budget in budgets):
         raise argparse.ArgumentTypeError(f"'{text}' is not a list of milliseconds above 0, such as 50,100")
     return budgets
+
+
+KIND = Kind("latency", "what a budget for a step does to those who wait for tokens", add_options, measure, run=run)

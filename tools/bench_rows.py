@@ -1,16 +1,17 @@
-"""What a benchmark is made of: cases, each measured beside a peer that does the same work in the same process."""
+"""What a benchmark is made of: equal work, ours and a peer's, done in turn in the same process."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-__all__ = ["Case", "Make", "Row", "Timing", "Work", "as_text", "compare"]
+__all__ = ["Better", "Case", "Figure", "Make", "Point", "Row", "Timing", "Work", "compare", "take_turns", "timed"]
 
 WARM_UP = 5
-"""Times that the work of a round is done before it is timed: what was just made is in no cache."""
+"""Times that work is done before it is timed: what was just made is in no cache."""
 
 Work: TypeAlias = Callable[[], float]
 """Does some of the work; returns the seconds that one unit of it took."""
@@ -18,10 +19,13 @@ Work: TypeAlias = Callable[[], float]
 Make: TypeAlias = Callable[[int], Work]
 """Makes work ready that is to be done so many times."""
 
+Better: TypeAlias = Literal["lower", "higher"]
+"""Which ratio is the better one: a cost is to be low, a speed high."""
+
 
 @dataclass(frozen=True)
 class Case:
-    """Equal work, ours and a peer's.
+    """Equal work, ours and a peer's, that grows: no time is like the one before.
 
     Attributes:
         name: what is done, with its size.
@@ -38,10 +42,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one unit. A round does the same as the one before, so each time is compared with those in its place.
+    """Seconds of one unit, or bytes of one process.
 
     Attributes:
-        minimum: of all rounds, for each place; the mean over the places.
+        minimum: where nothing disturbed it; of work that grows, the mean over the places of each one's minimum.
         median: the same.
     """
 
@@ -50,50 +54,164 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Row:
-    """What came out.
+class Point:
+    """Where a row stands in a chart.
 
     Attributes:
-        case: its name.
-        ours: our time.
-        theirs: the peer's; None: there was none.
-        target: as in `Case`.
+        axis: what grows, such as "context".
+        at: how much of it.
+        line: that the row is a point of.
+    """
+
+    axis: str
+    at: float
+    line: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """Ours beside a peer's.
+
+    Attributes:
+        case: what is done, with its size.
+        peer: who did the same.
+        ours: our time, or memory.
+        theirs: the peer's; None: the peer is missing.
+        target: what the ratio must be at most, or at least; None: no more than a figure is wanted.
+        stretch: what it ought to be.
+        better: `"lower"`: the ratio is ours by theirs; `"higher"`: it is a speed, theirs by ours.
+        by: what the ratio compares.
+        unit: `"s"` or `"bytes"`.
+        goal: the target's name, under which the rows that it is for are summed up; None: the case.
+        point: where growth is shown.
     """
 
     case: str
+    peer: str
     ours: Timing
     theirs: Timing | None
-    target: float | None
+    target: float | None = None
+    stretch: float | None = None
+    better: Better = "lower"
+    by: Literal["minimum", "median"] = "minimum"
+    unit: Literal["s", "bytes"] = "s"
+    goal: str | None = None
+    point: Point | None = None
 
     @property
     def ratio(self) -> float | None:
-        """Our time by the peer's, where they were disturbed least; None: there was no peer."""
-        return None if self.theirs is None else self.ours.minimum / self.theirs.minimum
+        """Ours to the peer's; None: there was no peer."""
+        if self.theirs is None:
+            return None
+        ours, theirs = (getattr(timing, self.by) for timing in (self.ours, self.theirs))
+        ratio: float = ours / theirs if self.better == "lower" else theirs / ours
+        return ratio
 
     @property
     def misses_target(self) -> bool:
-        """Whether ours takes more of the peer's time than it may."""
-        return self.ratio is not None and self.target is not None and self.ratio > self.target
+        """Whether the ratio is on the wrong side of its target."""
+        return _misses(self.ratio, self.target, self.better)
 
-    def as_json(self, peer: str) -> dict[str, object]:
-        """The row for `--json`; times in seconds. `ours_s` and `peer_s` are minima, which `ratio` compares."""
+    def as_json(self) -> dict[str, object]:
+        """The row for `--json`; `ours_s` and `peer_s` are minima, in seconds, or in bytes where `unit` says so."""
         return {
             "case": self.case,
-            "peer": peer,
+            "peer": self.peer,
             "ours_s": self.ours.minimum,
             "peer_s": self.theirs and self.theirs.minimum,
             "ours_median_s": self.ours.median,
             "peer_median_s": self.theirs and self.theirs.median,
             "ratio": self.ratio,
             "target": self.target,
-            "better": "lower",
+            "stretch": self.stretch,
+            "better": self.better,
+            "by": self.by,
+            "unit": self.unit,
         }
 
 
-def compare(case: Case, rounds: int, times: int) -> Row:
+@dataclass(frozen=True)
+class Figure:
+    """What is compared by its own measure: how far a codec's answers are from the exact ones, for instance.
+
+    Attributes:
+        case: what was measured.
+        peer: what it is measured from.
+        value: the figure.
+        unit: of it.
+        target: as in `Row`, as the following are.
+        stretch: as in `Row`.
+        better: as in `Row`.
+        goal: as in `Row`.
+    """
+
+    case: str
+    peer: str
+    value: float
+    unit: str
+    target: float | None = None
+    stretch: float | None = None
+    better: Better = "lower"
+    goal: str | None = None
+
+    @property
+    def ratio(self) -> float:
+        """The figure itself: it says by itself how far ours is from the peer's."""
+        return self.value
+
+    @property
+    def misses_target(self) -> bool:
+        """Whether the figure is on the wrong side of its target."""
+        return _misses(self.value, self.target, self.better)
+
+    def as_json(self) -> dict[str, object]:
+        """The figure for `--json`, as `ratio`; there are no times."""
+        return {
+            "case": self.case,
+            "peer": self.peer,
+            "ours_s": None,
+            "peer_s": None,
+            "ratio": self.value,
+            "target": self.target,
+            "stretch": self.stretch,
+            "better": self.better,
+            "unit": self.unit,
+        }
+
+
+def timed(work: Callable[[], object]) -> Work:
+    """A call as work: one unit of it."""
+
+    def once() -> float:
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+
+    return once
+
+
+def take_turns(works: Sequence[Work], times: int, warm_up: int = WARM_UP) -> list[Timing]:
+    """Measure work that is the same each time, so many times; a `Timing` for each.
+
+    In turn, a busy neighbour disturbs all alike. Every other time the order is reversed, so that none always comes
+    behind the same other, and finds its data in the cache, or thrown out of it.
+    """
+    for _ in range(warm_up):
+        for work in works:
+            work()
+    seconds: list[list[float]] = [[] for _ in works]
+    sides = list(zip(works, seconds, strict=True))
+    for number in range(times):
+        for work, column in reversed(sides) if number % 2 else sides:
+            column.append(work())
+    return [Timing(min(column), statistics.median(column)) for column in seconds]
+
+
+def compare(case: Case, peer: str, rounds: int, times: int) -> Row:
     """Measure a case in so many rounds, each of which begins anew and does the work of both in turn so many times.
 
-    In turn, a busy neighbour disturbs both alike; what it disturbed in one round, it leaves alone in another.
+    A round does the same as the one before, so each time is compared with those in its place: what a busy neighbour
+    disturbed in one round, it leaves alone in another.
     """
     makers = [case.ours] if case.theirs is None else [case.ours, case.theirs]
     seconds: list[list[list[float]]] = [[] for _ in makers]  # by side, round and place
@@ -104,28 +222,16 @@ def compare(case: Case, rounds: int, times: int) -> Row:
         places = [[work() for work in works] for _ in range(times)]
         for side, column in zip(seconds, zip(*places, strict=True), strict=True):
             side.append(list(column))
-    ours, *theirs = map(_timing, seconds)
-    return Row(case.name, ours, theirs[0] if theirs else None, case.target)
+    ours, *theirs = map(_by_place, seconds)
+    return Row(case.name, peer, ours, theirs[0] if theirs else None, case.target)
 
 
-def as_text(rows: Sequence[Row], peer: str) -> list[str]:
-    """A heading, and a line for each row: microseconds, minimum and median of either, and the ratio of the minima."""
-    width = max(len(row.case) for row in rows)
-    lines = [f"{'microseconds':{width}}      ours  (median)  {peer:>10}  (median)   ratio  target"]
-    for row in rows:
-        line = f"{row.case:{width}}  {_pair(row.ours)}"
-        if row.theirs is not None:
-            line += f"  {_pair(row.theirs):>20}  {row.ratio:6.3f}"
-            if row.target is not None:
-                line += f"  {'>' if row.misses_target else '<='}{row.target:5.2f}"
-        lines.append(line)
-    return lines
-
-
-def _timing(rounds: list[list[float]]) -> Timing:
+def _by_place(rounds: list[list[float]]) -> Timing:
     places = list(zip(*rounds, strict=True))
     return Timing(statistics.fmean(map(min, places)), statistics.fmean(map(statistics.median, places)))
 
 
-def _pair(timing: Timing) -> str:
-    return f"{timing.minimum * 1e6:8.2f}  {f'({timing.median * 1e6:.2f})':>8}"
+def _misses(ratio: float | None, target: float | None, better: Better) -> bool:
+    if ratio is None or target is None:
+        return False
+    return ratio > target if better == "lower" else ratio < target
