@@ -2,9 +2,10 @@
 
 from .balloon import Balloon
 from .block_cache import BlockCache, UnbackedCache
-from .blocks import BlockPool, Fence
+from .blocks import BlockPool
 from .cache import PagedKVCache
 from .dma_heap import HeapRegion
+from .fence import Fence
 from .geometry import BLOCK_TOKENS, KVGeometry
 from .memory_budget import MemoryBudget, memory_budgets, scarcest_budget
 from .prefix import Namespace, PrefixCache, PrefixHit, PrefixNode

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .blocks import BlockPool
 from .errors import RegionError
+from .extents import ExtentPool
 from .region import Region
 
 __all__ = ["Balloon"]
@@ -12,23 +12,23 @@ __all__ = ["Balloon"]
 class Balloon:
     """Gives pages of free and cached blocks back to the kernel, and has them back when there is room again.
 
-    Memory goes and comes in granules: the smallest number of the region's pages that a block fits into. A granule can
-    go when every block that touches it is free or cached; from then on these are withheld, until all the granules they
-    touch are populated again. What lies in used and fenced blocks is never touched, nor is a pinned block, which is
-    used.
+    Memory goes and comes in granules: the smallest number of the region's pages that an extent fits into. A granule can
+    go when nothing in the extents that touch it is used or fenced; from then on these are withheld, until all the
+    granules they touch are populated again. What lies in used and fenced blocks is never touched, nor is a pinned
+    block, which is used.
 
     Args:
-        pool: who owns the blocks.
-        region: their bytes, block 0 first.
-        block_bytes: bytes of one.
+        extents: who holds what.
+        region: their bytes, extent 0 first.
+        extent_bytes: bytes of one.
 
     Attributes:
-        pool: as given.
+        extents: as given.
 
     Example:
         >>> from hostcache import Balloon, BlockPool, Region
         >>> pool, region = BlockPool(total=8, block_tokens=16), Region.anonymous(8 * 65536)
-        >>> balloon = Balloon(pool, region, block_bytes=65536)
+        >>> balloon = Balloon(pool.extents, region, extent_bytes=65536)
         >>> balloon.inflate(100_000)  # bytes that went: whole granules, which are 64 KiB here
         131072
         >>> pool.free, pool.withheld
@@ -37,13 +37,13 @@ class Balloon:
         (131072, 8)
     """
 
-    def __init__(self, pool: BlockPool, region: Region, block_bytes: int) -> None:
-        self.pool = pool
+    def __init__(self, extents: ExtentPool, region: Region, extent_bytes: int) -> None:
+        self.extents = extents
         self._region = region
-        self._block_bytes = block_bytes
+        self._extent_bytes = extent_bytes
         self._given: set[int] = set()
-        self._granule_bytes = -(-block_bytes // region.page_bytes) * region.page_bytes
-        self._granules = min(region.nbytes, pool.total * block_bytes) // self._granule_bytes
+        self._granule_bytes = -(-extent_bytes // region.page_bytes) * region.page_bytes
+        self._granules = min(region.nbytes, extents.total * extent_bytes) // self._granule_bytes
 
     @property
     def given_bytes(self) -> int:
@@ -58,12 +58,12 @@ class Balloon:
     def inflate(self, nbytes: int, spare: int = 0) -> int:
         """Give back at least `nbytes`, or as much as there is.
 
-        Free blocks go first, then the cached ones that were used longest ago; among equals those with the highest
-        numbers, which the pool hands out last.
+        Free extents go first, then those with cached blocks that were used longest ago; among equals those with the
+        highest numbers, which the pool hands out last.
 
         Args:
             nbytes: rounded up to granules.
-            spare: blocks that stay available whatever is asked for.
+            spare: extents that stay available whatever is asked for.
 
         Returns:
             Bytes that went; 0 if the region keeps its pages or every granule holds a block in use.
@@ -72,14 +72,14 @@ class Balloon:
         for granule in self._by_loss():
             if given >= nbytes:
                 break
-            lost = sum(not self.pool.is_withheld(block) for block in self._blocks(granule))
-            if self.pool.available - lost < spare or not self._give(granule):
+            lost = sum(extent not in self.extents.withheld for extent in self._extents_of(granule))
+            if self.extents.common - lost < spare or not self._give(granule):
                 break
             given += self._granule_bytes
         return given
 
     def deflate(self, nbytes: int) -> int:
-        """Take back at most `nbytes`, lowest blocks first; they count as free once their pages are there.
+        """Take back at most `nbytes`, lowest extents first; they count as free once their pages are there.
 
         Where the memory is short the kernel ends processes to find it, so ask what is available first.
 
@@ -95,39 +95,41 @@ class Balloon:
             except RegionError:  # the budget was wrong: what came, came
                 break
             self._given.remove(granule)
-            self.pool.restore(block for block in self._blocks(granule) if self._is_whole(block))
+            self.extents.restore(extent for extent in self._extents_of(granule) if self._is_whole(extent))
             taken += self._granule_bytes
         return taken
 
     def _by_loss(self) -> list[int]:
         """Granules that can go, those first whose going loses least."""
-        age = {block: number for number, block in enumerate(self.pool.cached_blocks())}
+        age = self.extents.reclaimable() | dict.fromkeys(self.extents.withheld, 0)
         losses = []
         for granule in range(self._granules - 1, -1, -1):
-            blocks = self._blocks(granule)
-            if granule not in self._given and all(self.pool.is_idle(block) for block in blocks):
-                losses.append((max(age.get(block, -1) for block in blocks), granule))
+            extents = self._extents_of(granule)
+            if granule not in self._given and all(extent in age for extent in extents):
+                losses.append((max(age[extent] for extent in extents), granule))
         losses.sort(key=lambda entry: entry[0])  # stable: highest first among equals
         return [granule for _, granule in losses]
 
     def _give(self, granule: int) -> bool:
         if not self._region.gives_back:
             return False
-        blocks = self._blocks(granule)
-        for block in blocks:
-            self.pool.evict_block(block)
+        extents = self._extents_of(granule)
+        for extent in extents:
+            self.extents.reclaim(extent)
         if not self._region.give_back(granule * self._granule_bytes, self._granule_bytes):
             return False
         self._given.add(granule)
-        self.pool.withhold(block for block in blocks if not self.pool.is_withheld(block))
+        self.extents.withhold(extent for extent in extents if extent not in self.extents.withheld)
         return True
 
-    def _blocks(self, granule: int) -> range:
-        """The blocks that have bytes in a granule."""
-        start = granule * self._granule_bytes
-        return range(start // self._block_bytes, -(-(start + self._granule_bytes) // self._block_bytes))
+    def _extents_of(self, granule: int) -> range:
+        """The extents that have bytes in a granule."""
+        start, units = granule * self._granule_bytes, self.extents.units
+        first, behind = start // self._extent_bytes, -(-(start + self._granule_bytes) // self._extent_bytes)
+        return range(first * units, behind * units, units)
 
-    def _is_whole(self, block: int) -> bool:
-        """Whether every granule that the block has bytes in is there: one, or two that follow each other."""
-        first, last = block * self._block_bytes, (block + 1) * self._block_bytes - 1
+    def _is_whole(self, extent: int) -> bool:
+        """Whether every granule that the extent has bytes in is there: one, or two that follow each other."""
+        first = extent // self.extents.units * self._extent_bytes
+        last = first + self._extent_bytes - 1
         return self._given.isdisjoint((first // self._granule_bytes, last // self._granule_bytes))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from .blocks import BlockPool
+from .codec import FP16, Codec
+from .codec_pools import open_pools, pool_of
+from .extents import ExtentPool
 from .geometry import KVGeometry
 from .table import BlockTable
 
@@ -22,10 +26,21 @@ class BlockCache(Protocol):
         """Shape of the model's KV."""
 
     @property
-    def pool(self) -> BlockPool:
-        """The blocks' reference counts."""
+    def extents(self) -> ExtentPool:
+        """The memory in which the blocks of all codecs lie."""
 
-    def table(self) -> BlockTable:
+    @property
+    def pool(self) -> BlockPool:
+        """The fp16 blocks' reference counts."""
+
+    @property
+    def pools(self) -> Mapping[str, BlockPool]:
+        """The same for each codec that is served, by name."""
+
+    def pool_of(self, codec: Codec) -> BlockPool:
+        """The same for one codec, or UsageError if it is not served."""
+
+    def table(self, codec: Codec = FP16) -> BlockTable:
         """An empty block table over this cache."""
 
 
@@ -36,11 +51,14 @@ class UnbackedCache:
 
     Args:
         geometry: shape of the KV that there would be.
-        blocks: blocks in the pool.
+        blocks: fp16 blocks that there would be room for.
+        leanest: the codec of which an extent holds most blocks; it and all richer ones can be used.
 
     Attributes:
         geometry: as given.
-        pool: reference counts of the blocks.
+        extents: the memory that there would be.
+        pools: reference counts of each codec's blocks, by its name.
+        pool: those of fp16 blocks.
         copied_tokens: tokens that copy-on-write would have copied.
 
     Raises:
@@ -56,14 +74,28 @@ class UnbackedCache:
         (4, 3)
     """
 
-    def __init__(self, geometry: KVGeometry, blocks: int) -> None:
+    def __init__(self, geometry: KVGeometry, blocks: int, leanest: Codec = FP16) -> None:
         self.geometry = geometry
-        self.pool = BlockPool(blocks, geometry.block_tokens)
+        self.extents = ExtentPool(blocks, leanest.blocks_per_extent)
+        self.pools: Mapping[str, BlockPool] = open_pools(self.extents, geometry.block_tokens)
+        self.pool = self.pools[FP16.name]
         self.copied_tokens = 0
 
-    def table(self) -> BlockTable:
-        """An empty block table over this cache."""
-        return BlockTable(self.pool, self._count_copy)
+    def pool_of(self, codec: Codec) -> BlockPool:
+        """Reference counts of a codec's blocks.
+
+        Raises:
+            UsageError: the pool was not opened for it.
+        """
+        return pool_of(self.pools, codec)
+
+    def table(self, codec: Codec = FP16) -> BlockTable:
+        """An empty block table over this cache.
+
+        Raises:
+            UsageError: the pool was not opened for the codec.
+        """
+        return BlockTable(self.pool_of(codec), self._count_copy)
 
     def _count_copy(self, _source: int, _destination: int, tokens: int) -> None:
         self.copied_tokens += tokens

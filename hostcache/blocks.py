@@ -6,35 +6,45 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from .errors import BlockStateError, OutOfBlocks, UsageError
+from .codec import FP16, Codec
+from .errors import BlockStateError, OutOfBlocks
+from .extents import ExtentPool
+from .fence import Fence
 
-__all__ = ["BlockPool", "Fence"]
+__all__ = ["BlockPool"]
 
 
 class BlockPool:
-    """Reference counts over a fixed number of blocks.
+    """Reference counts over the blocks of one codec, here one whose block is a whole extent; `SlabPool` has others.
 
-    A block is in exactly one state, so `free + cached + fenced + used + withheld == total` always holds:
+    A block is in exactly one state, so `free + cached + fenced + used + withheld + elsewhere == total` always holds:
 
     - free: nobody refers to it and nothing in it is worth keeping;
     - used: at least one block table refers to it;
     - cached: nobody refers to it, but the prefix cache knows what it holds; taken back when blocks run out;
     - fenced: nobody refers to it any more, but a copy out of it is still running, so it may not be reused yet;
-    - withheld: it was free, and its memory was given back; not handed out before it has memory again (`Balloon`).
+    - withheld: it was free, and its memory was given back; not handed out before it has memory again (`Balloon`);
+    - elsewhere: its extent belongs to another codec.
 
     Allocation takes the lowest free block first: deterministic, and it keeps the used part of the pool low and
     its runs long. A block that the prefix cache holds (`keep`) is immutable for as long as it is held.
 
+    When nothing is free, what was used longest ago goes: a cached block of this codec, or an idle extent of another.
+    An extent counts as used when the last of its blocks was, so that nothing goes which was used later than what stays.
+
     Args:
-        total: blocks in the pool.
+        total: blocks in the pool, as many as there are extents.
         block_tokens: tokens per block.
+        extents: where blocks come from; None: from as many extents as blocks, for this codec alone.
 
     Attributes:
+        codec: whose blocks.
+        extents: the memory they lie in.
+        per_extent: blocks in an extent.
+        span: units that a block takes up; its id is a multiple of that.
         refs: references per block.
-        generation: per block, how often it was handed out. The pool does not read it: it is for whoever keeps copies of
-            blocks from step to step, such as staged ones, to tell a new owner's content from the old one's. Sharing a
-            block, releasing it and finding it again leave the content alone, and so the number. What an owner takes
-            back and writes anew (`BlockTable.truncate`) does not show here.
+        generation: see `ExtentPool`.
+        idle: extents that could be given up, with the clock since when, in this order.
         evict: set by the prefix cache; given the least recently used cached block, names the block to take
             back (that one, or one that is only reachable through it) after forgetting what it holds.
 
@@ -48,20 +58,25 @@ class BlockPool:
         (3, 1)
     """
 
-    def __init__(self, total: int, block_tokens: int) -> None:
-        if total < 1:
-            raise UsageError(f"a pool needs at least one block, got {total}", total=total)
+    codec: Codec = FP16
+
+    def __init__(self, total: int, block_tokens: int, extents: ExtentPool | None = None) -> None:
+        self.extents = extents = ExtentPool(total) if extents is None else extents
+        units = extents.total * extents.units
         self.total = total
         self.block_tokens = block_tokens
-        self.refs = [0] * total
-        self.generation = [0] * total
+        self.per_extent = self.codec.blocks_per_extent
+        self.span = extents.units // self.per_extent
+        self.refs = [0] * units
+        self.generation = extents.generation
         self.evict: Callable[[int], int] = lambda oldest: oldest
-        self._free = list(range(total))  # a heap: a sorted list already is one
-        self._kept = bytearray(total)  # 1: the prefix cache knows this block's content
-        self._fences = [0] * total
+        self._free = extents.free  # that very heap: a free extent is a free block
+        self._kept = bytearray(units)  # 1: the prefix cache knows this block's content
+        self._fences = [0] * units
         self._fenced: set[int] = set()
-        self._withheld: set[int] = set()
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._cached: OrderedDict[int, int] = OrderedDict()  # least recently used first, with the clock
+        self.idle = self._cached  # an extent is a block
+        extents.users.append(self)
 
     @property
     def free(self) -> int:
@@ -81,17 +96,36 @@ class BlockPool:
     @property
     def used(self) -> int:
         """Blocks that at least one table refers to."""
-        return self.total - self.free - self.cached - self.fenced - self.withheld
+        return self.total - self.free - self.cached - self.fenced - self.withheld - self.elsewhere
 
     @property
     def withheld(self) -> int:
         """Blocks whose memory was given back."""
-        return len(self._withheld)
+        return len(self.extents.withheld) * self.per_extent
+
+    @property
+    def elsewhere(self) -> int:
+        """Blocks that there would be in the extents of other codecs."""
+        return sum(user.held for user in self.extents.users if user is not self) * self.per_extent
 
     @property
     def available(self) -> int:
         """Blocks that `allocate` could hand out now."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + self.extents.idle_besides(self)
+
+    @property
+    def spare(self) -> int:
+        """Of the available blocks, those in extents that this codec will not give up: in which something is in use."""
+        return 0
+
+    @property
+    def held(self) -> int:
+        """Extents in which this codec has blocks."""
+        return self.total - len(self._free) - self.withheld - self.elsewhere
+
+    def extents_for(self, blocks: int) -> int:
+        """Extents of `ExtentPool.common` that so many blocks would take; 0 for none, or a negative number."""
+        return max(0, -(-(blocks - self.spare) // self.per_extent))
 
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` blocks with one reference each, evicting cached blocks if need be.
@@ -119,8 +153,7 @@ class BlockPool:
         if self.refs[block] == 0:
             if not self._kept[block]:
                 raise BlockStateError(f"block {block} was acquired while free", block=block)
-            self._cached.pop(block, None)
-            self._fenced.discard(block)
+            self._revive(block)
         self.refs[block] += 1
 
     def acquire_all(self, blocks: Iterable[int]) -> None:
@@ -182,41 +215,12 @@ class BlockPool:
         self._kept[block] = 0
         if block in self._cached:
             del self._cached[block]
-            heapq.heappush(self._free, block)
+            self._add_free(block)
 
     def evict_block(self, block: int) -> None:
         """Evict a cached block, after those that are only reachable through it; others are left alone."""
         while self.is_cached(block):
             self._evict_for(block)
-
-    def withhold(self, blocks: Iterable[int]) -> None:
-        """Take free blocks out of use until they are restored. O(total): for the rare time when memory is short.
-
-        Raises:
-            BlockStateError: a block is not free; none was taken.
-        """
-        chosen = set(blocks)
-        left = [block for block in self._free if block not in chosen]
-        if len(left) + len(chosen) != len(self._free):
-            taken = sorted(chosen.difference(self._free))
-            raise BlockStateError(f"blocks {taken[:5]} cannot be withheld: they are not free", blocks=taken)
-        heapq.heapify(left)
-        self._free = left
-        self._withheld |= chosen
-
-    def restore(self, blocks: Iterable[int]) -> None:
-        """Make withheld blocks free again; they have their memory back.
-
-        Raises:
-            BlockStateError: a block is not withheld; none was restored.
-        """
-        chosen = set(blocks)
-        if not chosen <= self._withheld:
-            strangers = sorted(chosen - self._withheld)
-            raise BlockStateError(f"blocks {strangers[:5]} cannot be restored: they are not withheld", blocks=strangers)
-        self._withheld -= chosen
-        for block in chosen:
-            heapq.heappush(self._free, block)
 
     def is_kept(self, block: int) -> bool:
         """Whether the prefix cache knows this block's content."""
@@ -230,17 +234,9 @@ class BlockPool:
         """The cached blocks, least recently used first."""
         return list(self._cached)
 
-    def is_withheld(self, block: int) -> bool:
-        """Whether the block's memory was given back."""
-        return block in self._withheld
-
     def is_fenced(self, block: int) -> bool:
         """Whether a copy out of the block is running, whoever refers to it."""
         return self._fences[block] > 0
-
-    def is_idle(self, block: int) -> bool:
-        """Whether nobody refers to the block and nobody reads it: it is free, cached or withheld."""
-        return self.refs[block] == 0 and not self._fences[block]
 
     def would_free(self, block: int, references: int = 1) -> bool:
         """Whether giving up so many references makes the block available at once."""
@@ -258,101 +254,111 @@ class BlockPool:
         """
         return Fence(self, blocks)
 
-    def check(self) -> None:
-        """Prove that every block is in exactly one state. O(total): for tests and for idle moments.
+    def raise_fence(self, block: int) -> None:
+        """One more reader of a block; `Fence` calls it.
 
         Raises:
-            BlockStateError: what does not add up, with the counts.
+            BlockStateError: the block is free: there is nothing in it to protect.
         """
-        free, cached, fenced, withheld = set(self._free), set(self._cached), self._fenced, self._withheld
+        if self.refs[block] == 0 and not self._kept[block] and block not in self._fenced:
+            raise BlockStateError(f"block {block} was fenced while free", block=block)
+        self._fences[block] += 1
+        if block in self._cached:
+            self._revive(block)
+            self._fenced.add(block)
+
+    def lower_fence(self, block: int) -> None:
+        """One reader fewer; the last one lets a block go that nobody refers to."""
+        self._fences[block] -= 1
+        if self._fences[block] == 0 and block in self._fenced:
+            self._fenced.remove(block)
+            self._settle(block)
+
+    def holds(self, extent: int) -> bool:
+        """Whether the block that an extent is belongs to somebody here."""
+        return self.refs[extent] > 0 or extent in self._cached or extent in self._fenced
+
+    def give_up(self, extent: int) -> None:
+        """Evict what the extent still holds."""
+        self.evict_block(extent)
+
+    def check(self) -> None:
+        """Prove that every block of every codec in these extents is in exactly one state. O(total): for tests.
+
+        Raises:
+            BlockStateError: what does not add up.
+        """
+        self.extents.check()
+
+    def problems(self) -> list[str]:
+        """What does not add up in this codec's books. O(total)."""
+        unused = set(self._free) | self.extents.withheld
         problems = []
-        if len(free) != len(self._free):
-            problems.append("a block is twice in the free heap")
-        for block in range(self.total):
-            states = sum(block in state for state in (free, cached, fenced, withheld)) + (self.refs[block] > 0)
-            if states != 1:
-                problems.append(f"block {block} is in {states} states")
-            if self.refs[block] < 0 or self._fences[block] < 0:
-                problems.append(f"block {block} has {self.refs[block]} references, {self._fences[block]} fences")
-            if (block in free or block in withheld) and (self._kept[block] or self._fences[block]):
-                problems.append(f"free or withheld block {block} is kept or fenced")
-            if block in cached and not self._kept[block]:
-                problems.append(f"cached block {block} is not kept")
-            if block in fenced and not self._fences[block]:
-                problems.append(f"fenced block {block} has no fence")
-        if problems:
-            raise BlockStateError("; ".join(problems[:5]), problems=problems)
+        for block in range(0, len(self.refs), self.extents.units):
+            problems += self._problems_of(block, free=block in unused)
+        return problems
+
+    def _problems_of(self, block: int, *, free: bool) -> list[str]:
+        problems = []
+        states = free + (block in self._cached) + (block in self._fenced) + (self.refs[block] > 0)
+        if states > 1:
+            problems.append(f"block {block} is in {states} states")
+        if self.refs[block] < 0 or self._fences[block] < 0:
+            problems.append(f"block {block} has {self.refs[block]} references, {self._fences[block]} fences")
+        if states == free and (self._kept[block] or self._fences[block]):
+            problems.append(f"block {block}, which is nobody's, is kept or fenced")
+        if block in self._cached and not self._kept[block]:
+            problems.append(f"cached block {block} is not kept")
+        if block in self._fenced and not self._fences[block]:
+            problems.append(f"fenced block {block} has no fence")
+        return problems
 
     def _settle(self, block: int) -> None:
         """Put a block that nobody refers to into its state."""
         if self._fences[block]:
             self._fenced.add(block)
         elif self._kept[block]:
-            self._cached[block] = None
+            self._add_cached(block)
         else:
             heapq.heappush(self._free, block)
+
+    def _add_cached(self, block: int) -> None:
+        """A block has become the one of the cached ones that was used last."""
+        self.extents.clock = self._cached[block] = self.extents.clock + 1
+
+    def _add_free(self, block: int) -> None:
+        """A cached block holds nothing any more."""
+        heapq.heappush(self._free, block)
+
+    def _revive(self, block: int) -> None:
+        """A kept block that nobody used is used again."""
+        self._cached.pop(block, None)
+        self._fenced.discard(block)
 
     def _make_room(self, count: int) -> None:
         """Evict cached blocks until `count` are free."""
         if count > self.available:
             raise OutOfBlocks(
                 f"{count} blocks asked for, {self.available} available ({self.free} free, {self.cached} cached, "
-                f"{self.fenced} fenced, {self.used} used, {self.withheld} withheld of {self.total})",
+                f"{self.fenced} fenced, {self.used} used, {self.withheld} withheld of {self.total})"
+                + (f", {self.elsewhere} in the memory of other codecs" if self.elsewhere else ""),
                 asked=count,
                 available=self.available,
                 total=self.total,
             )
-        while len(self._free) < count:
+        while self.free < count:
             self._evict_one()
 
     def _evict_one(self) -> None:
-        self._evict_for(next(iter(self._cached)))
+        """Take back what was used longest ago: a block of this codec, or an extent of another."""
+        own = next(iter(self._cached), None)
+        foreign = self.extents.longest_idle(self)
+        if foreign is not None and (own is None or foreign[0] < self._cached[own]):
+            foreign[2].give_up(foreign[1])
+        elif own is not None:
+            self._evict_for(own)
 
     def _evict_for(self, block: int) -> None:
         victim = self.evict(block)
         if self._kept[victim]:  # no prefix cache is attached: forget on its behalf
             self.forget(victim)
-
-    def _raise_fence(self, block: int) -> None:
-        if self.refs[block] == 0 and not self._kept[block] and block not in self._fenced:
-            raise BlockStateError(f"block {block} was fenced while free", block=block)
-        self._fences[block] += 1
-        if block in self._cached:
-            del self._cached[block]
-            self._fenced.add(block)
-
-    def _lower_fence(self, block: int) -> None:
-        self._fences[block] -= 1
-        if self._fences[block] == 0 and block in self._fenced:
-            self._fenced.remove(block)
-            self._settle(block)
-
-
-class Fence:
-    """Holds blocks back from reuse while something outside still reads them. A context manager; made by the pool.
-
-    The ids are copied: a table that changes later does not change what the fence protects.
-    """
-
-    def __init__(self, pool: BlockPool, blocks: Iterable[int]) -> None:
-        self._pool = pool
-        self._blocks: list[int] = []
-        try:
-            for block in blocks:
-                pool._raise_fence(int(block))
-                self._blocks.append(int(block))
-        except BaseException:  # ids may come from anywhere, a generator that raises included
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """The reader is done. Safe to call twice."""
-        blocks, self._blocks = self._blocks, []
-        for block in blocks:
-            self._pool._lower_fence(block)
-
-    def __enter__(self) -> Fence:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()

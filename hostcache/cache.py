@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._kv import ffi, lib
 from .balloon import Balloon
+from .block_layout import BlockLayout
 from .blocks import BlockPool
+from .codec import CODECS, FP16, Codec
+from .codec_pools import open_pools, pool_of, unit_bytes
 from .errors import BlockStateError, UsageError
+from .extents import ExtentPool
 from .geometry import KVGeometry
 from .region import Region
 from .table import BlockTable
@@ -19,22 +24,30 @@ __all__ = ["PagedKVCache"]
 
 
 class PagedKVCache:
-    """A region of memory seen as blocks of fp16 keys and values, with the pool that says who owns them.
+    """A region of memory seen as blocks of keys and values, with the pools that say who owns them.
+
+    It is cut into extents of `units` each (`ExtentPool`). A block of any codec begins at byte `id * unit_bytes`.
 
     Args:
         geometry: shape of the model's KV.
         region: memory to use; the cache owns it from now on and gives it back at `close()`.
+        leanest: the codec of which an extent holds most blocks; it and all richer ones can be used.
 
     Attributes:
         geometry: as given.
-        blocks: blocks that fit into the region.
-        pool: their reference counts.
-        buffer: uint8, the whole region; blocks start at multiples of `geometry.block_bytes`.
-        rewrites: int64 `[blocks]`, raised whenever a token of a block is written that was written before. For whoever
+        leanest: as given.
+        blocks: fp16 blocks that fit into the region.
+        units: units that fit into it: every block's id is below.
+        unit_bytes: bytes of each; for fp16 alone those of a block.
+        extents: which of the memory is free.
+        pools: reference counts of each codec's blocks, by its name.
+        pool: those of fp16 blocks.
+        buffer: uint8, the whole region.
+        rewrites: int64 `[units]`, raised whenever a token of a block is written that was written before. For whoever
             keeps copies: while neither this nor `pool.generation` changes, a block has only grown.
 
     Raises:
-        UsageError: the region is smaller than one block.
+        UsageError: the region is smaller than one block, or a codec cannot store heads of this size.
 
     Example:
         >>> import numpy as np
@@ -49,13 +62,19 @@ class PagedKVCache:
         [2.0, 2.0, 2.0]
     """
 
-    def __init__(self, geometry: KVGeometry, region: Region) -> None:
+    def __init__(self, geometry: KVGeometry, region: Region, leanest: Codec = FP16) -> None:
         self.geometry = geometry
-        self.blocks = _whole_blocks(geometry, region.nbytes)
-        self.pool = BlockPool(self.blocks, geometry.block_tokens)
+        self.leanest = leanest
+        self.blocks = _whole_extents(geometry, leanest, region.nbytes)
+        self.units = self.blocks * leanest.blocks_per_extent
+        self.unit_bytes = unit_bytes(geometry, leanest)
+        self.extents = ExtentPool(self.blocks, leanest.blocks_per_extent)
+        self.pools: Mapping[str, BlockPool] = open_pools(self.extents, geometry.block_tokens)
+        self.pool = self.pools[FP16.name]
         self.buffer: NDArray[np.uint8] = region.buffer
-        self.rewrites = np.zeros(self.blocks, np.int64)
-        self._written = np.zeros((geometry.layers, self.blocks), np.int32)  # tokens up to the last one written
+        self.rewrites = np.zeros(self.units, np.int64)
+        self._layouts = {name: BlockLayout(geometry, CODECS[name]) for name in self.pools}
+        self._written = np.zeros((geometry.layers, self.units), np.int32)  # tokens up to the last one written
         self._region = region
         self._closed = False
         self._base = ffi.from_buffer("uint8_t[]", region.buffer, require_writable=True)
@@ -63,22 +82,46 @@ class PagedKVCache:
         self._c_written = ffi.from_buffer("int32_t[]", self._written, require_writable=True)
 
     @classmethod
-    def create(cls, geometry: KVGeometry, nbytes: int) -> PagedKVCache:
-        """Take an anonymous region of at most `nbytes`, a whole number of blocks.
+    def create(cls, geometry: KVGeometry, nbytes: int, leanest: Codec = FP16) -> PagedKVCache:
+        """Take an anonymous region of at most `nbytes`, a whole number of extents.
 
         Raises:
             UsageError: not even one block fits.
             RegionError: the memory is not there.
         """
-        return cls(geometry, Region.anonymous(_whole_blocks(geometry, nbytes) * geometry.block_bytes))
+        extents = _whole_extents(geometry, leanest, nbytes)
+        extent_bytes = unit_bytes(geometry, leanest) * leanest.blocks_per_extent
+        return cls(geometry, Region.anonymous(extents * extent_bytes), leanest)
 
-    def table(self) -> BlockTable:
-        """An empty block table over this cache."""
-        return BlockTable(self.pool, self.copy_block)
+    def pool_of(self, codec: Codec) -> BlockPool:
+        """Reference counts of a codec's blocks.
+
+        Raises:
+            UsageError: the pool was not opened for it.
+        """
+        return pool_of(self.pools, codec)
+
+    def layout(self, codec: Codec) -> BlockLayout:
+        """How a block of a codec is laid out.
+
+        Raises:
+            UsageError: the pool was not opened for it.
+        """
+        pool_of(self.pools, codec)
+        return self._layouts[codec.name]
+
+    def table(self, codec: Codec = FP16) -> BlockTable:
+        """An empty block table over this cache.
+
+        Raises:
+            UsageError: the pool was not opened for the codec.
+        """
+        copy = self.copy_block if codec is FP16 else partial(self.copy_block, codec=codec)
+        return BlockTable(self.pool_of(codec), copy)
 
     def balloon(self) -> Balloon:
         """What lends the memory of unused blocks to the rest of the machine; one per cache."""
-        return Balloon(self.pool, self._region, self.geometry.block_bytes)
+        return Balloon(self.extents, self._region, self.unit_bytes * self.extents.units)
 
     def write(
         self, layer: int, slots: NDArray[np.int64], keys: NDArray[np.float32], values: NDArray[np.float32]
@@ -112,16 +155,16 @@ class PagedKVCache:
                     name=name,
                     shape=array.shape,
                 )
-        if rows and not (0 <= layer < geometry.layers and int(slots.max()) < self.blocks * geometry.block_tokens):
+        if rows and not (0 <= layer < geometry.layers and int(slots.max()) < self.units * geometry.block_tokens):
             raise UsageError(
-                f"layer {layer} or slot {int(slots.max())} is outside {geometry.layers} layers of {self.blocks} blocks",
+                f"layer {layer} or slot {int(slots.max())} is outside {geometry.layers} layers of {self.units} blocks",
                 layer=layer,
             )
         c_slots = ffi.from_buffer("int64_t[]", slots)
-        lib.rp_kv_note(c_slots, rows, geometry.block_tokens, self._c_written + layer * self.blocks, self._c_rewrites)
+        lib.rp_kv_note(c_slots, rows, geometry.block_tokens, self._c_written + layer * self.units, self._c_rewrites)
         lib.rp_kv_write(
             self._base,
-            geometry.block_bytes,
+            self.unit_bytes,
             layer * geometry.layer_bytes,
             geometry.kv_bytes,
             geometry.block_tokens,
@@ -135,27 +178,30 @@ class PagedKVCache:
             geometry.kv_heads * geometry.head_dim,
         )
 
-    def copy_block(self, source: int, destination: int, tokens: int) -> None:
-        """Copy the first `tokens` tokens of a block, all layers and heads.
+    def copy_block(self, source: int, destination: int, tokens: int, codec: Codec = FP16) -> None:
+        """Copy the first `tokens` tokens of a block, all layers and heads, to another of the same codec.
 
         Raises:
             UsageError: a block or the count is out of range.
         """
         self._check_open()
         geometry = self.geometry
-        in_range = 0 <= source < self.blocks and 0 <= destination < self.blocks
+        in_range = self._has(source, codec) and self._has(destination, codec)
         if not in_range or not 0 <= tokens <= geometry.block_tokens:
             raise UsageError(
-                f"cannot copy {tokens} tokens from block {source} to {destination} of {self.blocks}",
+                f"cannot copy {tokens} tokens from block {source} to {destination} of {self.units}",
                 source=source,
                 destination=destination,
                 tokens=tokens,
             )
         self.rewrites[destination] += 1
         self._written[:, destination] = tokens
+        if codec.scaled:
+            self._whole(destination, codec)[:] = self._whole(source, codec)
+            return
         lib.rp_kv_copy_block(
             self._base,
-            geometry.block_bytes,
+            self.unit_bytes,
             geometry.row_bytes,
             geometry.layers * 2 * geometry.kv_heads,
             geometry.head_dim * geometry.itemsize,
@@ -164,13 +210,13 @@ class PagedKVCache:
             tokens,
         )
 
-    def view(self, block: int) -> NDArray[np.uint8]:
-        """One block's bytes as they lie, uint8 `[geometry.block_bytes]`, read-only; drop it before `close`.
+    def view(self, block: int, codec: Codec = FP16) -> NDArray[np.uint8]:
+        """One block's bytes as they lie, uint8 `[layout(codec).block_bytes]`, read-only; drop it before `close`.
 
         Raises:
             UsageError: there is no such block.
         """
-        whole = self._whole(block)
+        whole = self._whole(block, codec)
         whole.flags.writeable = False
         return whole
 
@@ -178,20 +224,21 @@ class PagedKVCache:
         """Tokens of a block up to the last one that was written, in any layer."""
         return int(self._written[:, block].max())
 
-    def overwrite(self, block: int, content: NDArray[np.uint8], tokens: int) -> None:
+    def overwrite(self, block: int, content: NDArray[np.uint8], tokens: int, codec: Codec = FP16) -> None:
         """Replace all of a block's bytes.
 
         Args:
             block: block id, of one table and not kept.
-            content: uint8 `[geometry.block_bytes]`, laid out as `KVGeometry` says.
+            content: uint8 `[layout(codec).block_bytes]`, laid out as that says.
             tokens: tokens it holds.
+            codec: the block's.
 
         Raises:
             UsageError: there is no such block.
             BlockStateError: it is free, shared, or known to the prefix cache.
         """
-        whole = self._whole(block)
-        if not self.pool.writable(block):
+        whole = self._whole(block, codec)
+        if not self.pool_of(codec).writable(block):
             raise BlockStateError(f"block {block} cannot be overwritten: it is free, shared or kept", block=block)
         self.rewrites[block] += 1
         self._written[:, block] = tokens
@@ -213,18 +260,18 @@ class PagedKVCache:
         """
         self._check_open()
         geometry = self.geometry
-        in_range = 0 <= layer < geometry.layers and all(0 <= block < self.blocks for block in blocks)
+        in_range = 0 <= layer < geometry.layers and all(0 <= block < self.units for block in blocks)
         if not in_range or not 0 <= tokens <= len(blocks) * geometry.block_tokens:
             raise UsageError(
                 f"cannot read {tokens} tokens of layer {layer} from blocks {list(blocks)}: there are {geometry.layers} "
-                f"layers and {self.blocks} blocks of {geometry.block_tokens} tokens",
+                f"layers and {self.units} blocks of {geometry.block_tokens} tokens",
                 layer=layer,
                 blocks=list(blocks),
                 tokens=tokens,
             )
         shape = (geometry.layers, 2, geometry.kv_heads, geometry.block_tokens, geometry.head_dim)
-        whole = self.buffer[: self.blocks * geometry.block_bytes].view(np.float16).reshape(self.blocks, *shape)
-        picked = whole[list(blocks), layer]  # a copy: [n, 2, kv_heads, block_tokens, head_dim]
+        content = [self._whole(block, FP16).view(np.float16).reshape(shape)[layer] for block in blocks]
+        picked = np.array(content).reshape(-1, *shape[1:])  # a copy: [n, 2, kv_heads, block_tokens, head_dim]
         flat = picked.transpose(1, 0, 3, 2, 4).reshape(2, -1, geometry.kv_heads, geometry.head_dim)
         return flat[0, :tokens].copy(), flat[1, :tokens].copy()
 
@@ -239,26 +286,30 @@ class PagedKVCache:
         self.buffer = np.empty(0, dtype=np.uint8)
         self._region.close()
 
-    def _whole(self, block: int) -> NDArray[np.uint8]:
+    def _whole(self, block: int, codec: Codec) -> NDArray[np.uint8]:
         self._check_open()
-        if not 0 <= block < self.blocks:
-            raise UsageError(f"there is no block {block} among {self.blocks}", block=block, blocks=self.blocks)
-        nbytes = self.geometry.block_bytes
-        return self.buffer[block * nbytes : (block + 1) * nbytes]
+        if not self._has(block, codec):
+            raise UsageError(f"there is no block {block} among {self.units}", block=block, blocks=self.units)
+        start = block * self.unit_bytes
+        return self.buffer[start : start + self._layouts[codec.name].block_bytes]
+
+    def _has(self, block: int, codec: Codec) -> bool:
+        """Whether a block of the codec can begin there."""
+        return 0 <= block < self.units and block % self.pool_of(codec).span == 0
 
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the cache is closed: its memory has been given back")
 
 
-def _whole_blocks(geometry: KVGeometry, nbytes: int) -> int:
-    """Blocks that fit into `nbytes`, at least one."""
-    blocks = nbytes // geometry.block_bytes
-    if blocks < 1:
+def _whole_extents(geometry: KVGeometry, leanest: Codec, nbytes: int) -> int:
+    """Extents that fit into `nbytes`, at least one."""
+    extent_bytes = unit_bytes(geometry, leanest) * leanest.blocks_per_extent
+    extents = nbytes // extent_bytes
+    if extents < 1:
         raise UsageError(
-            f"a pool of {nbytes} bytes does not hold one block of {geometry.block_bytes} bytes: "
-            "give it at least that much",
+            f"a pool of {nbytes} bytes does not hold one block of {extent_bytes} bytes: give it at least that much",
             pool_bytes=nbytes,
-            block_bytes=geometry.block_bytes,
+            block_bytes=extent_bytes,
         )
-    return blocks
+    return extents

@@ -77,7 +77,7 @@ class PressureResponse:
         self.ladder = ladder
         self.stats = PressureStats()
         self._balloon = balloon
-        self._pool = balloon.pool
+        self._extents = balloon.extents
         self._scheduler = scheduler
         self._clock = clock
         self._more_may_come = True
@@ -132,8 +132,8 @@ class PressureResponse:
         self.watch.close()
 
     def _spare(self) -> int:
-        """Blocks to leave available: one for each running sequence, to grow by before somebody has to give way."""
-        kept = self._pool.total // KEPT_SHARE - self._pool.used
+        """Extents to leave available: one for each running sequence, to grow by before somebody has to give way."""
+        kept = self._extents.total // KEPT_SHARE - self._extents.used
         return max(len(self._scheduler.running), kept)
 
     def _hold_out(self) -> None:

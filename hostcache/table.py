@@ -85,6 +85,11 @@ class BlockTable:
         self._ids = np.empty(16, dtype=np.int32)  # the same ids as an array; grows by doubling
 
     @property
+    def pool(self) -> BlockPool:
+        """Where its blocks come from."""
+        return self._pool
+
+    @property
     def ids(self) -> NDArray[np.int32]:
         """The block ids as int32 `[len(blocks)]`: a view that the next change overwrites; copy it to keep it."""
         return self._ids[: len(self.blocks)]

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hostcache.blocks import BlockPool, Fence
+from hostcache.blocks import BlockPool
 from hostcache.cache import PagedKVCache
 from hostcache.errors import RequestFailed, RequestRefused
+from hostcache.fence import Fence
 from hostcache.geometry import KVGeometry
 from hostcache.prefix import Namespace, PrefixCache
 from hostcache.region import Region

@@ -23,7 +23,7 @@ PAGE = mmap.PAGESIZE
 
 def bench(blocks: int, block_bytes: int = PAGE) -> tuple[BlockPool, Region, Balloon]:
     pool, region = BlockPool(blocks, 16), Region.anonymous(blocks * block_bytes)
-    return pool, region, Balloon(pool, region, block_bytes)
+    return pool, region, Balloon(pool.extents, region, block_bytes)
 
 
 def cached(pool: BlockPool, *blocks: int) -> None:
@@ -43,7 +43,7 @@ def test_free_blocks_go_first_and_the_highest_of_them() -> None:
     pool, _, balloon = bench(6)
     cached(pool, 1, 0)
     assert balloon.inflate(2 * PAGE) == 2 * PAGE
-    assert [block for block in range(6) if pool.is_withheld(block)] == [4, 5]
+    assert [block for block in range(6) if block in pool.extents.withheld] == [4, 5]
     assert balloon.inflate(3 * PAGE) == 3 * PAGE
     assert pool.cached_blocks() == [0]  # 1 was used longer ago
     assert balloon.inflate(3 * PAGE) == PAGE  # nothing else is left
@@ -58,7 +58,7 @@ def test_what_is_asked_for_is_rounded_up_to_granules_and_what_is_taken_down() ->
     assert balloon.deflate(PAGE - 1) == 0
     assert balloon.deflate(2 * PAGE + 1) == 2 * PAGE
     assert pool.allocate(3) == [0, 1, 2]  # the lowest came first
-    assert pool.is_withheld(3)
+    assert pool.extents.withheld == {3}
 
 
 def test_some_blocks_are_spared() -> None:
@@ -116,12 +116,12 @@ def test_where_there_may_be_huge_pages_only_whole_ones_go() -> None:
     region.buffer[:] = 7
     pool.allocate(2)
     before = resident_bytes()
-    balloon = Balloon(pool, region, block_bytes)
+    balloon = Balloon(pool.extents, region, block_bytes)
     # 8.4 MiB are four huge pages, and a rest that stays; the first holds blocks 0 and 1.
     assert balloon.inflate(1 << 30) == 3 * HUGE_PAGE
     assert is_about(before - resident_bytes(), 3 * HUGE_PAGE)
     # Bytes 2 to 8 MiB lie in blocks 5 (which begins at 1.76 MiB) to 22.
-    assert [block for block in range(24) if pool.is_withheld(block)] == list(range(5, 23))
+    assert [block for block in range(24) if block in pool.extents.withheld] == list(range(5, 23))
     assert (region.buffer[:HUGE_PAGE] == 7).all()
     assert (region.buffer[4 * HUGE_PAGE :] == 7).all()
 
@@ -220,7 +220,7 @@ class BalloonUnderTraffic(RuleBasedStateMachine):
         self.prefix = PrefixCache(self.pool)
         self.block_bytes = block_bytes
         self.region = FakeRegion(total * block_bytes, page_bytes)
-        self.balloon = Balloon(self.pool, self.region, block_bytes)  # type: ignore[arg-type] # it has what is needed
+        self.balloon = Balloon(self.pool.extents, self.region, block_bytes)  # type: ignore[arg-type] # it has what is needed
         self.held: list[int] = []
         self.tokens = 0
 
@@ -270,7 +270,7 @@ class BalloonUnderTraffic(RuleBasedStateMachine):
         assert missing == self.balloon.given_bytes
         for block in range(self.pool.total):
             has = self.region.has(block * self.block_bytes, (block + 1) * self.block_bytes)
-            assert has != self.pool.is_withheld(block)
+            assert has != (block in self.pool.extents.withheld)
 
 
 TestBalloonUnderTraffic = BalloonUnderTraffic.TestCase

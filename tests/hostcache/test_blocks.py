@@ -135,13 +135,13 @@ def test_a_fence_that_cannot_hold_all_its_blocks_holds_none() -> None:
 
 def test_withheld_blocks_are_not_handed_out_before_they_are_restored() -> None:
     pool = BlockPool(4, 16)
-    pool.withhold([0, 2])
+    pool.extents.withhold([0, 2])
     assert (pool.free, pool.withheld, pool.used, pool.available) == (2, 2, 0, 2)
     with pytest.raises(OutOfBlocks, match=r"\(2 free, 0 cached, 0 fenced, 0 used, 2 withheld of 4\)"):
         pool.allocate(3)
-    pool.restore([2])
+    pool.extents.restore([2])
     assert pool.allocate(3) == [1, 2, 3]
-    assert pool.is_withheld(0)
+    assert pool.extents.withheld == {0}
     assert (pool.withheld, pool.used) == (1, 3)
 
 
@@ -151,13 +151,13 @@ def test_only_free_blocks_are_withheld_and_only_withheld_ones_restored() -> None
     pool.keep(0)
     pool.release(0)
     for taken in (0, 1):  # cached, used
-        with pytest.raises(BlockStateError, match=rf"blocks \[{taken}\] cannot be withheld: they are not free"):
-            pool.withhold([taken, 3])
-    pool.withhold([3])
-    with pytest.raises(BlockStateError, match=r"blocks \[3\] cannot be withheld"):
-        pool.withhold([2, 3])
-    with pytest.raises(BlockStateError, match=r"blocks \[2\] cannot be restored: they are not withheld"):
-        pool.restore([2, 3])
+        with pytest.raises(BlockStateError, match=rf"extents \[{taken}\] cannot be withheld: they are not free"):
+            pool.extents.withhold([taken, 3])
+    pool.extents.withhold([3])
+    with pytest.raises(BlockStateError, match=r"extents \[3\] cannot be withheld"):
+        pool.extents.withhold([2, 3])
+    with pytest.raises(BlockStateError, match=r"extents \[2\] cannot be restored: they are not withheld"):
+        pool.extents.restore([2, 3])
     for use in (pool.acquire, pool.keep, lambda block: pool.fence([block])):
         with pytest.raises(BlockStateError):
             use(3)
@@ -292,20 +292,20 @@ class PoolAgainstModel(RuleBasedStateMachine):
     @rule(blocks=st.sets(st.integers(0, total - 1)))
     def withhold(self, blocks: set[int]) -> None:
         if blocks <= self.free():
-            self.pool.withhold(blocks)
+            self.pool.extents.withhold(blocks)
             self.withheld |= blocks
         else:
             with pytest.raises(BlockStateError):
-                self.pool.withhold(blocks)
+                self.pool.extents.withhold(blocks)
 
     @rule(blocks=st.sets(st.integers(0, total - 1)))
     def restore(self, blocks: set[int]) -> None:
         if blocks <= self.withheld:
-            self.pool.restore(blocks)
+            self.pool.extents.restore(blocks)
             self.withheld -= blocks
         else:
             with pytest.raises(BlockStateError):
-                self.pool.restore(blocks)
+                self.pool.extents.restore(blocks)
 
     @rule(block=st.integers(0, total - 1))
     def evict_block(self, block: int) -> None:

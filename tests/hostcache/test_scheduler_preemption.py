@@ -314,12 +314,12 @@ def test_withheld_blocks_are_waited_for() -> None:
     grows = bench.submit(8, max_tokens=9)
     bench.step()
     withheld = list(range(2, 6))
-    bench.pool.withhold(withheld)
+    bench.pool.extents.withhold(withheld)
     for _ in range(5):
         plan = bench.scheduler.schedule()
         assert plan.rows == 0
     assert grows.state is RequestState.PREEMPTED  # its blocks are there for whoever needs memory
-    bench.pool.restore(withheld)
+    bench.pool.extents.restore(withheld)
     bench.run()
     assert grows.finish_reason is FinishReason.LENGTH
 

@@ -81,13 +81,13 @@ class SchedulerAgainstShadow(RuleBasedStateMachine):
         """The machine takes free blocks, or gives them back."""
         pool = self.engine.cache.pool
         if self.withheld:
-            pool.restore(self.withheld)
+            pool.extents.restore(self.withheld)
             self.withheld = []
             return
         held = {block for block in range(pool.total) if pool.refs[block] or pool.is_kept(block)}
         fenced = {block for fence in self.engine.fences for block in fence.blocks}
         self.withheld = sorted(set(range(pool.total)) - held - fenced)[:count]
-        pool.withhold(self.withheld)
+        pool.extents.withhold(self.withheld)
 
     @invariant()
     def agree(self) -> None:
@@ -101,7 +101,7 @@ class SchedulerAgainstShadow(RuleBasedStateMachine):
         for held in engine.fences:
             held.fence.release()
         engine.fences.clear()
-        engine.cache.pool.restore(self.withheld)
+        engine.cache.pool.extents.restore(self.withheld)
         engine.scheduler.resume_admission()
         for _ in range(3000):
             if engine.scheduler.idle:

@@ -47,7 +47,7 @@ class SqueezedShadow(ShadowEngine):
         block_bytes = self.cache.geometry.block_bytes
         pages = self.random.choice((block_bytes, block_bytes * 3 // 4, block_bytes * 5 // 2))
         region = NoisyRegion(self.cache.buffer, pages)
-        self.balloon = Balloon(self.cache.pool, region, block_bytes)  # type: ignore[arg-type] # it has what is needed
+        self.balloon = Balloon(self.cache.extents, region, block_bytes)  # type: ignore[arg-type] # it has what is needed
 
     def random_event(self) -> None:
         super().random_event()
@@ -70,7 +70,7 @@ class SqueezedShadow(ShadowEngine):
             self.shed.update(request.id for request in self.live)
         super().check()
         for block in range(self.blocks):
-            if self.cache.pool.is_withheld(block):
+            if block in self.cache.extents.withheld:
                 continue
             if (self.memory[block].view(np.uint8) == NOISE).any(axis=-1).all():
                 raise Fault(f"block {block} can be handed out, or holds something, and its memory is gone")

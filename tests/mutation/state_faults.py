@@ -44,7 +44,7 @@ SWAP = [
     *group(
         "hostcache/cache.py",
         "hostcache/test_cache.py hostcache/test_swap.py",
-        ("a shared block is overwritten", "if not self.pool.writable(block):", "if False:"),
+        ("a shared block is overwritten", "if not self.pool_of(codec).writable(block):", "if False:"),
         ("an overwritten block seems untouched", "        self.rewrites[block] += 1\n        self._written[:, block] = tokens\n", "        self._written[:, block] = tokens\n"),
     ),
 ]

@@ -1,0 +1,240 @@
+"""Blocks of a codec of which several fit into an extent."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from .blocks import BlockPool
+from .codec import Codec
+from .errors import UsageError
+from .extents import ExtentPool
+
+__all__ = ["SlabPool", "block_pool"]
+
+
+@dataclass(eq=False, slots=True)
+class _Slab:
+    """An extent that serves the codec.
+
+    Attributes:
+        free: bit i is set if its i-th block is free.
+        busy: blocks that are used or fenced.
+    """
+
+    free: int
+    busy: int = 0
+
+
+class SlabPool(BlockPool):
+    """Blocks that share extents, as a slab allocator's objects share pages.
+
+    Extents that are partly used are filled before a free one is taken, the lowest first, and one goes back as soon as
+    all of its blocks are free. Where nothing of an extent is used or fenced any more but some of it is cached, it is
+    idle: other codecs may have it.
+
+    Args:
+        extents: where they come from.
+        codec: whose blocks.
+        block_tokens: tokens per block.
+    """
+
+    def __init__(self, extents: ExtentPool, codec: Codec, block_tokens: int) -> None:
+        self.codec = codec
+        super().__init__(extents.total * codec.blocks_per_extent, block_tokens, extents)
+        self.idle: OrderedDict[int, int] = OrderedDict()
+        self._slabs: dict[int, _Slab] = {}  # by extent
+        self._whole = (1 << self.per_extent) - 1
+        self._vacant = 0  # free blocks in `_slabs`
+        # A heap of extents with free blocks, and others that had some, which are passed over.
+        self._partial: list[int] = []
+        self._listed: set[int] = set()  # what is in it
+
+    @property
+    def free(self) -> int:
+        """Blocks that hold nothing, those in free extents included."""
+        return self._vacant + len(self._free) * self.per_extent
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` could hand out now."""
+        foreign = len(self._free) + self.extents.idle_besides(self)
+        return self._vacant + len(self._cached) + foreign * self.per_extent
+
+    @property
+    def spare(self) -> int:
+        """Of the available blocks, those in extents that this codec will not give up: in which something is in use."""
+        return self._vacant + len(self._cached) - len(self.idle) * self.per_extent
+
+    @property
+    def held(self) -> int:
+        """Extents in which this codec has blocks."""
+        return len(self._slabs)
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out `count` blocks with one reference each, evicting cached blocks if need be.
+
+        Raises:
+            OutOfBlocks: fewer are available; nothing was taken.
+        """
+        thrifty = self.extents.thrifty
+        if count > (self.available if thrifty else self.free):
+            self._make_room(count)
+        blocks = []
+        for _ in range(count):
+            block = self._take_spare() if thrifty and self.spare else self._take_free()
+            self.refs[block] = 1
+            self.generation[block] += 1
+            blocks.append(block)
+        return blocks
+
+    def holds(self, extent: int) -> bool:
+        """Whether the extent serves this codec."""
+        return extent in self._slabs
+
+    def give_up(self, extent: int) -> None:
+        """Evict what is cached in an idle extent, which returns it."""
+        for block in self._blocks_of(extent):
+            self.evict_block(block)
+
+    def problems(self) -> list[str]:
+        """What does not add up in this codec's books. O(units)."""
+        problems = []
+        for extent in range(0, len(self.refs), self.extents.units):
+            problems += self._problems_in(extent)
+        vacant = sum(slab.free.bit_count() for slab in self._slabs.values())
+        if vacant != self._vacant or not self.idle.keys() <= self._slabs.keys():
+            problems.append(f"{vacant} free blocks counted as {self._vacant}, or an idle extent is not held")
+        return problems
+
+    def _problems_in(self, extent: int) -> list[str]:
+        slab, blocks = self._slabs.get(extent), self._blocks_of(extent)
+        strays = set(range(extent, extent + self.extents.units)).difference(() if slab is None else blocks)
+        problems = []
+        if any(self.refs[unit] or self._kept[unit] or self._fences[unit] or unit in self._cached for unit in strays):
+            problems.append(f"extent {extent} has references, fences or content where no {self.codec.name} block is")
+        if slab is None:
+            return problems
+        free = [block for index, block in enumerate(blocks) if slab.free >> index & 1]
+        for block in blocks:
+            problems += self._problems_of(block, free=block in free)
+        busy = sum(self.refs[block] > 0 or block in self._fenced for block in blocks)
+        cached = sum(block in self._cached for block in blocks)
+        counts = f"extent {extent}: {busy} busy, {cached} cached, {len(free)} free"
+        if busy != slab.busy or busy + cached + len(free) != self.per_extent:
+            problems.append(f"{counts}, {slab.busy} counted as busy")
+        if (extent in self.idle) != (busy == 0) or len(free) == self.per_extent:
+            problems.append(f"{counts}, idle {extent in self.idle}")
+        if free and extent not in self._listed:
+            problems.append(f"the free blocks of extent {extent} would never be found")
+        return problems
+
+    def _take_free(self) -> int:
+        """The lowest free block of the extents held; of the lowest free one, if they have none; by evicting else."""
+        while not self._vacant:
+            if self._free:
+                self._take_extent()
+            else:
+                self._evict_one()
+        heap = self._partial
+        while (slab := self._slabs.get(heap[0])) is None or not slab.free:
+            self._listed.remove(heapq.heappop(heap))
+        lowest = slab.free & -slab.free
+        return self._take(heap[0], slab, lowest)
+
+    def _take_spare(self) -> int:
+        """A block in an extent that has others in use: the lowest free one, or the cached one used longest ago."""
+        partial = [extent for extent, slab in self._slabs.items() if slab.busy and slab.free]
+        if partial:
+            extent = min(partial)
+            slab = self._slabs[extent]
+            return self._take(extent, slab, slab.free & -slab.free)
+        block = next(block for block in self._cached if self._slabs[self._extent_of(block)].busy)
+        self.evict_block(block)
+        extent = self._extent_of(block)
+        return self._take(extent, self._slabs[extent], self._bit(extent, block))
+
+    def _take(self, extent: int, slab: _Slab, bit: int) -> int:
+        slab.free ^= bit
+        slab.busy += 1
+        self._vacant -= 1
+        self.idle.pop(extent, None)
+        return extent + (bit.bit_length() - 1) * self.span
+
+    def _take_extent(self) -> None:
+        extent = heapq.heappop(self._free)
+        self._slabs[extent] = _Slab(self._whole)
+        self._vacant += self.per_extent
+        self._list(extent)
+
+    def _list(self, extent: int) -> None:
+        if extent not in self._listed:
+            self._listed.add(extent)
+            heapq.heappush(self._partial, extent)
+
+    def _settle(self, block: int) -> None:
+        if self._fences[block]:
+            self._fenced.add(block)
+            return
+        self._slabs[self._extent_of(block)].busy -= 1
+        if self._kept[block]:
+            self._add_cached(block)
+        else:
+            self._add_free(block)
+
+    def _add_cached(self, block: int) -> None:
+        super()._add_cached(block)
+        extent = self._extent_of(block)
+        if not self._slabs[extent].busy:
+            self.idle[extent] = self.extents.clock
+
+    def _add_free(self, block: int) -> None:
+        extent = self._extent_of(block)
+        slab = self._slabs[extent]
+        slab.free |= self._bit(extent, block)
+        self._vacant += 1
+        if slab.free == self._whole:
+            del self._slabs[extent]
+            self.idle.pop(extent, None)
+            self._vacant -= self.per_extent
+            heapq.heappush(self._free, extent)
+            return
+        self._list(extent)
+        if not slab.busy and extent not in self.idle:
+            self.extents.clock += 1
+            self.idle[extent] = self.extents.clock
+
+    def _revive(self, block: int) -> None:
+        if block in self._cached:
+            extent = self._extent_of(block)
+            self._slabs[extent].busy += 1
+            self.idle.pop(extent, None)
+        super()._revive(block)
+
+    def _extent_of(self, block: int) -> int:
+        return block - block % self.extents.units
+
+    def _bit(self, extent: int, block: int) -> int:
+        return 1 << (block - extent) // self.span
+
+    def _blocks_of(self, extent: int) -> range:
+        return range(extent, extent + self.extents.units, self.span)
+
+
+def block_pool(extents: ExtentPool, codec: Codec, block_tokens: int) -> BlockPool:
+    """The pool of a codec's blocks over these extents; one for each codec.
+
+    Raises:
+        UsageError: the extents are not cut finely enough for the codec.
+    """
+    if codec.blocks_per_extent > extents.units:
+        raise UsageError(
+            f"a pool whose extents are cut into {extents.units} holds no {codec.name} blocks, of which an extent has "
+            f"{codec.blocks_per_extent}: open it for {codec.name}",
+            codec=codec.name,
+            units=extents.units,
+        )
+    if codec.blocks_per_extent == 1:
+        return BlockPool(extents.total, block_tokens, extents)
+    return SlabPool(extents, codec, block_tokens)
