@@ -9,7 +9,11 @@
 
 typedef __m256 vec;
 typedef uint32_t uvec __attribute__((vector_size(32)));
+typedef float quad __attribute__((vector_size(16)));
+typedef __m256i ivec;
+typedef __m256i hvec;
 enum { LANES = 8 };
+#define RP_ROWS 3
 
 static inline vec v_splat(float x)
 {
@@ -68,6 +72,84 @@ static inline void v_store_sums(float *p, const vec v[4])
     _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
 }
 
-#define RP_ATTEND_TILE rp_attend_tile_avx2
+static inline vec v_round(vec v)
+{
+    return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* Lane i gets lane i ^ half. */
+static inline vec v_swap(vec v, int half)
+{
+    if (half == 4)
+        return _mm256_permute2f128_ps(v, v, 1);
+    return half == 2 ? _mm256_permute_ps(v, 0x4e) : _mm256_permute_ps(v, 0xb1);
+}
+
+static inline vec v_from_int(ivec v)
+{
+    return _mm256_cvtepi32_ps(v);
+}
+
+/* LANES values, rounded to nearest. */
+static inline void v_store_i16(int16_t *p, vec v)
+{
+    const __m256i wide = _mm256_cvtps_epi32(v);
+    _mm_storeu_si128((__m128i *)p, _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
+}
+
+static inline ivec i_zero(void)
+{
+    return _mm256_setzero_si256();
+}
+
+static inline hvec i_load(const int16_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+static inline hvec i_load_levels(const int8_t *p)
+{
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* LANES levels of two tokens, such that i_multiply_add adds up each column's. */
+static inline hvec i_load_pairs(const int8_t *p, const int8_t *other)
+{
+    return _mm256_cvtepi8_epi16(
+        _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i *)p), _mm_loadl_epi64((const __m128i *)other)));
+}
+
+/* The weights of two tokens for all columns. */
+static inline hvec i_splat_pair(const int16_t *p)
+{
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    return _mm256_set1_epi32(pair);
+}
+
+/* Products of a and b, two of them added to each lane of sum. */
+static inline ivec i_multiply_add(ivec sum, hvec a, hvec b)
+{
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+}
+
+/* Lane i is the sum of v[i]'s lanes. */
+static inline quad i_sums(const ivec v[4])
+{
+    const __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    return (quad)_mm_cvtepi32_ps(_mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+}
+
+/* 16 bytes of int4 codes become the 32 levels of a group. */
+static inline void i_unpack(const uint8_t *codes, int8_t *levels)
+{
+    const __m128i table = _mm_loadu_si128((const __m128i *)rp_int4_levels);
+    const __m128i both = _mm_loadu_si128((const __m128i *)codes), four = _mm_set1_epi8(15);
+    _mm_storeu_si128((__m128i *)levels, _mm_shuffle_epi8(table, _mm_and_si128(both, four)));
+    _mm_storeu_si128((__m128i *)(levels + 16), _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(both, 4), four)));
+}
+
+#define RP_KERNEL rp_kernel_avx2
+#define RP_NAME "avx2"
 #include "_attention_body.h"
 #endif

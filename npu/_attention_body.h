@@ -2,35 +2,57 @@
  * has a window, over the tokens in it and the sinks in front.
  *
  * Included once per instruction set, after the including file has defined vec (float32 lanes), uvec (as many uint32
- * lanes), LANES, the v_ functions and RP_ATTEND_TILE, the name of the kernel.
+ * lanes), ivec (as many int32), hvec (twice as many int16), LANES, RP_ROWS, the v_ and i_ functions and
+ * RP_KERNEL and RP_NAME, the kernel's symbol and its name.
  *
- * fp16 is widened on load and everything is summed in float32. What one row computes, and in which order, depends on
- * its query, its position and its tokens alone: rows are only ever grouped to share a load. Every fused multiply-add is
- * written out and the compiler is told to form no others (-ffp-contract=off), so the bits of a row are the same in any
- * batch, chunk or thread. */
+ * Everything is summed in float32, but for products of small integers within a piece. What one row computes, and in
+ * which order, depends on its query, its position and its tokens alone: rows are only ever grouped to share a load.
+ * Scores are exponents of 2 and a row's maximum is rounded to an integer, so that weights taken relative to one maximum
+ * or another differ by an exact power of 2: how many pieces are weighed at once changes no bit. Every fused
+ * multiply-add is written out and the compiler is told to form no others (-ffp-contract=off). So the bits of a row are
+ * the same in any batch, chunk or thread. */
 
-#include <math.h> /* INFINITY */
-#include <stdbool.h>
-
-/* Rows that share the loads of K and V. 3 rows by 4 vectors are 12 sums, which leaves registers of AVX2's 16 for the
- * operands and hides the latency of the multiply-add; grouped heads are commonly multiples of 3. */
-enum { ROWS = 3, WIDE = 4 };
-
-enum { LINE = 32 }; /* fp16 elements in a cache line */
+/* Rows that share the loads of K and V, and vectors of columns: 12 sums on 16 registers, 24 on 32, which leaves some for
+ * operands and hides the latency of the multiply-add. Grouped heads are commonly multiples of 3. */
+enum { ROWS = RP_ROWS, WIDE = 4 };
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 
-/* 2^x for x <= 0 with a relative error below 1.1e-7; 0 from x = -126.5 down. NaN stays NaN.
+/* Call with the number of rows, 1..ROWS, as a constant. */
+#if RP_ROWS == 3
+#define BY_ROWS(count, f, ...)                  \
+    switch (count) {                            \
+    case 1: f(1, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
+    case 2: f(2, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
+    default: f(3, BY_ROWS_ARGUMENTS(__VA_ARGS__));       \
+    }
+#else
+#define BY_ROWS(count, f, ...)                  \
+    switch (count) {                            \
+    case 1: f(1, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
+    case 2: f(2, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
+    case 3: f(3, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
+    case 4: f(4, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
+    case 5: f(5, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
+    default: f(6, BY_ROWS_ARGUMENTS(__VA_ARGS__));       \
+    }
+#endif
+#define BY_ROWS_ARGUMENTS(...) __VA_ARGS__
+
+#include "_attention_fp16.h"
+#include "_attention_levels.h"
+
+/* 2^(x - highest), for x at most highest + 1/2, with a relative error below 1.1e-7; 0 where that is below 2^-126. NaN
+ * stays NaN.
  *
- * x is split into an integer n and f in [-0.5, 0.5]. Adding 1.5 * 2^23 + 127 rounds x to n and leaves n + 127, a float's
- * exponent field, in the lowest bits. 2^f is a minimax polynomial (relative error 2e-9) fitted with 2^0 = 1 exact. */
-ALWAYS_INLINE vec exp2_of(vec x)
+ * x is split into an integer n and f in [-0.5, 0.5]. 2^f is a minimax polynomial (relative error 2e-9) fitted with
+ * 2^0 = 1 exact. Adding 1.5 * 2^23 + 127 to n - highest leaves a float's exponent field in the lowest bits. */
+ALWAYS_INLINE vec exp2_beside(vec x, vec highest)
 {
-    const vec round = v_splat(0x1.8p23f + 127);
-    const vec clamped = v_at_least(x, -127.0f);
-    const vec biased = clamped + round;
-    const vec f = clamped - (biased - round);
+    const vec n = v_round(x);
+    const vec f = x - n;
+    const vec biased = v_at_least(n - highest, -127.0f) + v_splat(0x1.8p23f + 127);
 
     vec p = v_splat(0x1.41fbbcp-13f);
     p = v_fma(p, f, v_splat(0x1.5f3e52p-10f));
@@ -42,241 +64,292 @@ ALWAYS_INLINE vec exp2_of(vec x)
     return p * (vec)((uvec)biased << 23);
 }
 
-/* The K and V of one KV head for the tokens of one span. */
-typedef struct {
-    const uint16_t *k;
-    const uint16_t *v;
-    int64_t head_dim;
-    int64_t next; /* elements from here to the next block's span, which is fetched meanwhile; 0 for none */
-} span_kv;
-
-/* Scores of `rows` queries against tokens from..n-1 of a span, `from` a multiple of 4. Slots up to the next multiple of 4
- * get the score of token n-1, so that no unwritten slot is read. */
-ALWAYS_INLINE void score_rows(const int rows, span_kv kv, const float *query, int32_t from, int32_t n,
-                              float (*score)[RP_SPAN])
-{
-    for (int32_t t = from; t < n; t += 4) {
-        const uint16_t *token[4];
-        UNROLL for (int i = 0; i < 4; i++)
-            token[i] = kv.k + (t + i < n ? t + i : n - 1) * kv.head_dim;
-        if (kv.next)
-            for (int64_t d = 0; d < 4 * kv.head_dim; d += LINE)
-                __builtin_prefetch(kv.k + t * kv.head_dim + d + kv.next);
-
-        vec dot[ROWS][4];
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int i = 0; i < 4; i++)
-                dot[r][i] = v_splat(0.0f);
-        for (int64_t d = 0; d < kv.head_dim; d += LANES) {
-            vec q[ROWS];
-            UNROLL for (int r = 0; r < rows; r++)
-                q[r] = v_load(query + r * kv.head_dim + d);
-            UNROLL for (int i = 0; i < 4; i++) {
-                const vec key = v_load_f16(token[i] + d);
-                UNROLL for (int r = 0; r < rows; r++)
-                    dot[r][i] = v_fma(q[r], key, dot[r][i]);
-            }
-        }
-        UNROLL for (int r = 0; r < rows; r++)
-            v_store_sums(score[r] + t, dot[r]);
-    }
-}
-
-/* sum += weight * V for `rows` rows, `wide` vectors of columns from column d on, tokens from..to-1 in order. */
-ALWAYS_INLINE void add_columns(const int rows, const int wide, span_kv kv, float *sum, int64_t d,
-                               float (*weight)[RP_SPAN], int32_t from, int32_t to)
-{
-    vec s[ROWS][WIDE];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < wide; c++)
-            s[r][c] = v_load(sum + r * kv.head_dim + d + c * LANES);
-    for (int32_t t = from; t < to; t++) {
-        const uint16_t *token = kv.v + t * kv.head_dim + d;
-        if (kv.next)
-            __builtin_prefetch(token + kv.next);
-        vec w[ROWS];
-        UNROLL for (int r = 0; r < rows; r++)
-            w[r] = v_splat(weight[r][t]);
-        UNROLL for (int c = 0; c < wide; c++) {
-            const vec value = v_load_f16(token + c * LANES);
-            UNROLL for (int r = 0; r < rows; r++)
-                s[r][c] = v_fma(w[r], value, s[r][c]);
-        }
-    }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < wide; c++)
-            v_store(sum + r * kv.head_dim + d + c * LANES, s[r][c]);
-}
-
-ALWAYS_INLINE void add_rows(const int rows, span_kv kv, float *sum, float (*weight)[RP_SPAN], int32_t from, int32_t to)
-{
-    int64_t d = 0;
-    for (; d + WIDE * LANES <= kv.head_dim; d += WIDE * LANES)
-        add_columns(rows, WIDE, kv, sum, d, weight, from, to);
-    for (; d < kv.head_dim; d += LANES)
-        add_columns(rows, 1, kv, sum, d, weight, from, to);
-}
-
-static void add_row(rp_scratch *s, int32_t row, span_kv kv, int32_t from, int32_t to)
-{
-    if (from < to)
-        add_rows(1, kv, s->sum + row * kv.head_dim, s->weight + row, from, to);
-}
-
 /* Turn a row's scores of a span into weights relative to the row's highest score so far. When that rises, what was
  * summed under the old one shrinks accordingly. */
-ALWAYS_INLINE void weigh(rp_scratch *s, int32_t row, int64_t head_dim)
+ALWAYS_INLINE void weigh(rp_scratch *s, int32_t row, int64_t head_dim, const rp_piece *piece, int32_t pieces)
 {
     float *weight = s->weight[row];
-    for (int32_t t = s->hidden_from[row]; t < s->hidden_to[row]; t++)
-        weight[t] = -INFINITY;
-    for (int32_t t = s->visible[row]; t < RP_SPAN; t++)
-        weight[t] = -INFINITY;
+    for (int32_t i = 0; i < pieces; i++) {
+        if (piece[i].whole)
+            continue;
+        float *score = weight + i * RP_PIECE;
+        for (int t = piece[i].hidden_from[row]; t < piece[i].hidden_to[row]; t++)
+            score[t] = RP_UNSEEN;
+        for (int t = piece[i].visible[row] > 0 ? piece[i].visible[row] : 0; t < RP_PIECE; t++)
+            score[t] = RP_UNSEEN;
+    }
 
+    const int32_t slots = pieces * RP_PIECE;
     vec best = v_load(weight);
-    for (int t = LANES; t < RP_SPAN; t += LANES)
+    for (int32_t t = LANES; t < slots; t += LANES)
         best = v_max(best, v_load(weight + t));
-    const float highest = v_highest(best);
+    const float highest = v_highest(v_round(best));
     vec total = v_load(s->total[row]);
     if (highest > s->highest[row]) {
-        const vec shrink = exp2_of(v_splat(s->highest[row] - highest));
+        const vec shrink = v_splat(rp_exp2(s->highest[row] - highest));
         float *sum = s->sum + row * head_dim;
         for (int64_t d = 0; d < head_dim; d += LANES)
             v_store(sum + d, v_load(sum + d) * shrink);
         total *= shrink;
         s->highest[row] = highest;
     }
-    for (int t = 0; t < RP_SPAN; t += LANES) {
-        const vec w = exp2_of(v_load(weight + t) - v_splat(s->highest[row]));
+    const vec beside = v_splat(s->highest[row]);
+    for (int32_t t = 0; t < slots; t += LANES) {
+        const vec w = exp2_beside(v_load(weight + t), beside);
         v_store(weight + t, w);
         total += w;
     }
     v_store(s->total[row], total);
 }
 
-/* Hide from a row the tokens of a span of `size` from `sinks` on, up to the `oldest` of its window; both count from the
- * span's first token. False if none is left. */
-ALWAYS_INLINE bool hide(rp_scratch *s, int32_t row, int32_t sinks, int32_t oldest, int32_t size)
-{
-    const int32_t from = sinks > 0 ? sinks : 0;
-    const int32_t to = oldest < size ? oldest : size;
-    const bool any = from < to;
-    s->hidden_from[row] = any ? from : 0;
-    s->hidden_to[row] = any ? to : 0;
-    return to - from < size;
-}
+/* What is the same for every span of a tile. */
+typedef struct {
+    const rp_attention_step *step;
+    const rp_codec_layout *layout;
+    int32_t codec;
+    int32_t rows;
+    int32_t sinks;
+    int64_t k;  /* bytes from a block to the K of the tile's KV head */
+    int64_t kv; /* from that to its V */
+    const int32_t *table;
+} tile_view;
 
-/* Attend rows first..end-1, each of which sees some token of the span. From row to row, `visible` never falls, and what
- * is hidden never becomes less; it starts at the same token. */
-ALWAYS_INLINE void attend_span(rp_scratch *s, int32_t first, int32_t end, span_kv kv)
+/* Attend all rows over `pieces` pieces; `later` are as many that come next, which are fetched meanwhile. */
+static void attend_span(const tile_view *view, rp_scratch *s, const rp_piece *piece, int32_t pieces,
+                        const rp_piece *later, int32_t laters)
 {
-    span_kv here = kv; /* fetches ahead for the first group of rows only: once is enough */
-    for (int32_t r = first; r < end; r += ROWS) {
-        const int32_t count = end - r < ROWS ? end - r : ROWS;
-        const float *query = s->query + r * kv.head_dim;
-        const int32_t from = s->hidden_from[r] == 0 ? s->hidden_to[r] / 4 * 4 : 0;
-        const int32_t seen = s->visible[r + count - 1];
-        if (count == 3)
-            score_rows(3, here, query, from, seen, s->weight + r);
-        else if (count == 2)
-            score_rows(2, here, query, from, seen, s->weight + r);
+    const int64_t head_dim = view->step->head_dim;
+    const int32_t rows = view->rows;
+    for (int32_t i = 0; i < pieces; i++) {
+        const rp_piece *next = i < laters ? later + i : NULL;
+        if (view->codec == RP_FP16)
+            score_piece_fp16(s, rows, head_dim, piece + i, i * RP_PIECE, next);
         else
-            score_rows(1, here, query, from, seen, s->weight + r);
-        here.next = 0;
+            score_piece_levels(s, view->codec, view->layout, rows, head_dim, piece + i, i * RP_PIECE, next);
     }
-
-    for (int32_t r = first; r < end; r++)
-        weigh(s, r, kv.head_dim);
-
-    here = kv;
-    for (int32_t r = first; r < end; r += ROWS) {
-        const int32_t count = end - r < ROWS ? end - r : ROWS;
-        const int32_t last = r + count - 1;
-        int32_t shared = 0;
-        if (s->hidden_from[last] == s->hidden_to[last]) { /* nothing is hidden from the rows before it either */
-            shared = s->visible[r];
-            float *sum = s->sum + r * kv.head_dim;
-            if (count == 3)
-                add_rows(3, here, sum, s->weight + r, 0, shared);
-            else if (count == 2)
-                add_rows(2, here, sum, s->weight + r, 0, shared);
-            else
-                add_rows(1, here, sum, s->weight + r, 0, shared);
-            here.next = 0;
-        }
-        for (int32_t i = r; i <= last; i++) {
-            add_row(s, i, here, 0, s->hidden_from[i]);
-            add_row(s, i, here, shared > s->hidden_to[i] ? shared : s->hidden_to[i], s->visible[i]);
-        }
+    for (int32_t r = 0; r < rows; r++)
+        weigh(s, r, head_dim, piece, pieces);
+    for (int32_t i = 0; i < pieces; i++) {
+        const rp_piece *next = i < laters ? later + i : NULL;
+        if (view->codec == RP_FP16)
+            add_piece_fp16(s, rows, head_dim, piece + i, i * RP_PIECE, next);
+        else
+            add_piece_levels(s, view->codec, view->layout, rows, head_dim, piece + i, i * RP_PIECE, next);
     }
 }
 
-void RP_ATTEND_TILE(const rp_attention_step *step, const rp_tile *tile, int64_t layer_offset, const float *q,
-                    float *out, rp_scratch *s)
+/* Begin the sums of a row's next segment. */
+ALWAYS_INLINE void begin_segment(rp_scratch *s, int32_t row, int64_t head_dim)
 {
-    const int64_t head_dim = step->head_dim;
-    const int32_t group = step->group;
-    const int32_t start = step->query_starts[tile->sequence];
-    const int32_t first_position =
-        step->context_lens[tile->sequence] - (step->query_starts[tile->sequence + 1] - start);
-    const int32_t *table = step->tables + (int64_t)tile->sequence * step->table_width;
-    const int64_t head_offset = layer_offset + (int64_t)tile->kv_head * step->block_tokens * head_dim * 2;
-    const vec scale = v_splat(step->scale * 1.44269504f); /* log2(e): weights are powers of 2 */
+    memset(s->sum + row * head_dim, 0, (size_t)head_dim * sizeof *s->sum);
+    memset(s->total[row], 0, sizeof s->total[row]);
+    s->highest[row] = RP_NOTHING;
+}
 
-    const int32_t tokens = first_position + (tile->first + tile->rows - 1) / group + 1;
-    const int32_t window = step->windows[tile->sequence];
-    const int32_t sinks = step->sinks[tile->sequence] < tokens ? step->sinks[tile->sequence] : tokens;
+/* End a row's segment: merge its sums into those of the segments before it. */
+ALWAYS_INLINE void end_segment(rp_scratch *s, int32_t row, int32_t head_dim)
+{
+    float segment[RP_MAX_HEAD_DIM + 2];
+    memcpy(segment, s->sum + row * head_dim, (size_t)head_dim * sizeof *segment);
+    segment[head_dim] = v_sum(v_load(s->total[row]));
+    segment[head_dim + 1] = s->highest[row];
+    rp_merge(s->part + row * (head_dim + 2), segment, head_dim);
+    begin_segment(s, row, head_dim);
+}
 
-    int64_t at[RP_TILE_ROWS]; /* where a row starts in q and in out */
-    int32_t position[RP_TILE_ROWS];
-    for (int32_t r = 0; r < tile->rows; r++) {
-        const int32_t token = (tile->first + r) / group;
-        const int64_t head = (int64_t)tile->kv_head * group + (tile->first + r) % group;
-        at[r] = ((int64_t)(start + token) * step->kv_heads * group + head) * head_dim;
-        position[r] = first_position + token;
-        const int32_t oldest = window ? position[r] - window + 1 : 0;
-        s->oldest[r] = oldest > sinks ? oldest : 0;
-        s->hidden_from[r] = s->hidden_to[r] = 0;
-        for (int64_t d = 0; d < head_dim; d += LANES) {
-            v_store(s->query + r * head_dim + d, v_load(q + at[r] + d) * scale);
-            v_store(s->sum + r * head_dim + d, v_splat(0.0f));
-        }
-        v_store(s->total[r], v_splat(0.0f));
-        s->highest[r] = -INFINITY;
+/* Walks the pieces that some row sees: of the sinks' blocks, then from the first row's window on. */
+typedef struct {
+    int32_t block;  /* the next */
+    int32_t offset; /* tokens of it that are behind */
+    int32_t end;    /* block to stop at */
+    int32_t sink_blocks;
+    int32_t window_block; /* where the first row's window begins */
+} walk;
+
+/* Whether a segment of some row ends where a block begins. */
+static bool segment_ends(const rp_scratch *s, int32_t row, int32_t block, const walk *at, int32_t block_tokens)
+{
+    int32_t index = block; /* among the blocks that the row looks into */
+    if (block >= at->sink_blocks) {
+        if (block < at->sink_blocks + s->skipped[row])
+            return false;
+        index -= s->skipped[row];
     }
+    return index > 0 && index % rp_segment_blocks(block_tokens) == 0;
+}
 
-    /* Blocks that some row sees: those of the sinks, then those from the first row's window on. */
-    const int32_t blocks = (tokens + step->block_tokens - 1) / step->block_tokens;
-    const int32_t sink_blocks = (sinks + step->block_tokens - 1) / step->block_tokens;
-    const int32_t oldest_block = s->oldest[0] / step->block_tokens;
-    int32_t next;
-    for (int32_t block = sink_blocks ? 0 : oldest_block; block < blocks; block = next) {
-        next = block + 1 < sink_blocks || block >= oldest_block ? block + 1 : oldest_block;
-        const uint8_t *base = step->pool + table[block] * step->block_bytes + head_offset;
-        const int64_t to_next = next < blocks ? (table[next] - table[block]) * step->block_bytes : 0;
-        for (int32_t offset = 0; offset < step->block_tokens; offset += RP_SPAN) {
-            const int32_t span = block * step->block_tokens + offset;
-            const int32_t room = step->block_tokens - offset;
-            const int32_t size = room < RP_SPAN ? room : RP_SPAN;
-            int32_t first = 0; /* row that sees any of it: those before it come before the span.. */
-            int32_t end = 0;   /* ..and windows of those from here on have left it behind */
-            for (int32_t r = 0; r < tile->rows; r++) {
-                const int32_t seen = position[r] + 1 - span;
-                s->visible[r] = seen < size ? seen : size;
-                first += seen <= 0;
-                end += !window || hide(s, r, sinks - span, s->oldest[r] - span, size);
-            }
-            if (first >= end)
-                continue;
-            const uint16_t *k = (const uint16_t *)base + offset * head_dim;
-            const span_kv kv = {.k = k, .v = k + step->kv_bytes / 2, .head_dim = head_dim, .next = to_next / 2};
-            attend_span(s, first, end, kv);
-        }
-    }
+static void look_at(const tile_view *view, const rp_scratch *s, int32_t block, int32_t offset, rp_piece *piece)
+{
+    const rp_attention_step *step = view->step;
+    const int32_t room = step->block_tokens - offset;
+    const uint8_t *row = step->pool + view->table[block] * step->unit_bytes + view->k;
+    piece->k = row + offset * view->layout->token_bytes;
+    piece->v = piece->k + view->kv;
+    piece->before = offset;
+    piece->size = room < RP_PIECE ? room : RP_PIECE;
+    piece->position = block * step->block_tokens + offset;
 
-    for (int32_t r = 0; r < tile->rows; r++) {
-        const vec share = v_splat(1.0f / v_sum(v_load(s->total[r])));
-        for (int64_t d = 0; d < head_dim; d += LANES)
-            v_store(out + at[r] + d, v_load(s->sum + r * head_dim + d) * share);
+    const int32_t end = piece->position + piece->size, last = view->rows - 1;
+    piece->whole = piece->size == RP_PIECE && end <= s->position[0] + 1 &&
+                   (s->oldest[last] <= piece->position || end <= view->sinks);
+    if (piece->whole)
+        return;
+    for (int32_t r = 0; r <= last; r++) {
+        const int32_t visible = s->position[r] + 1 - piece->position;
+        const int32_t from = view->sinks > piece->position ? view->sinks - piece->position : 0;
+        const int32_t oldest = s->oldest[r] - piece->position;
+        const int32_t to = oldest < piece->size ? oldest : piece->size;
+        piece->visible[r] = (int8_t)(visible < 0 ? 0 : visible < piece->size ? visible : piece->size);
+        piece->hidden_from[r] = (int8_t)(from < to ? from : 0);
+        piece->hidden_to[r] = (int8_t)(from < to ? to : 0);
     }
 }
+
+/* Take the next pieces, up to RP_SPAN_PIECES and to where a segment of some row ends. Returns how many. */
+static int32_t next_span(const tile_view *view, const rp_scratch *s, walk *at, rp_piece *piece)
+{
+    int32_t pieces = 0;
+    while (pieces < RP_SPAN_PIECES && at->block < at->end) {
+        if (pieces && at->offset == 0)
+            for (int32_t r = 0; r < view->rows; r++)
+                if (segment_ends(s, r, at->block, at, view->step->block_tokens))
+                    return pieces;
+        look_at(view, s, at->block, at->offset, &piece[pieces++]);
+        at->offset += RP_PIECE;
+        if (at->offset < view->step->block_tokens)
+            continue;
+        at->offset = 0;
+        at->block++;
+        if (at->block >= at->sink_blocks && at->block < at->window_block)
+            at->block = at->window_block;
+    }
+    return pieces;
+}
+
+static void attend_blocks(const tile_view *view, rp_scratch *s, walk at)
+{
+    const int32_t block_tokens = view->step->block_tokens;
+    rp_piece pieces[2][RP_SPAN_PIECES];
+    int32_t now = 0, count = next_span(view, s, &at, pieces[0]);
+    while (count) {
+        const int32_t later = next_span(view, s, &at, pieces[!now]);
+        const rp_piece *first = pieces[now];
+        if (first->before == 0)
+            for (int32_t r = 0; r < view->rows; r++)
+                if (segment_ends(s, r, first->position / block_tokens, &at, block_tokens))
+                    end_segment(s, r, view->step->head_dim);
+        attend_span(view, s, first, count, pieces[!now], later);
+        count = later;
+        now = !now;
+    }
+}
+
+/* Read a row of q, in the space that K lies in. */
+ALWAYS_INLINE void begin_row(const tile_view *view, rp_scratch *s, int32_t row, const float *q)
+{
+    const int64_t head_dim = view->step->head_dim;
+    const vec scale = v_splat(view->step->scale * 1.44269504f); /* log2(e): weights are powers of 2 */
+    float *query = s->query + row * head_dim;
+    for (int64_t d = 0; d < head_dim; d += LANES)
+        v_store(query + d, v_load(q + d) * scale);
+    if (view->codec != RP_FP16) {
+        rotate_row(query, head_dim, view->layout->rotation);
+        narrow_query(s, row, head_dim);
+    }
+    float *part = s->part + row * (head_dim + 2);
+    memset(part, 0, (size_t)(head_dim + 1) * sizeof *part);
+    part[head_dim + 1] = RP_NOTHING;
+    begin_segment(s, row, head_dim);
+}
+
+/* Write a row of out: all segments are merged. */
+ALWAYS_INLINE void finish_row(const tile_view *view, float *part, float *out)
+{
+    const int32_t head_dim = view->step->head_dim;
+    if (view->layout->rotation > 1)
+        rotate_row(part, head_dim, view->layout->rotation);
+    const vec share = v_splat(1.0f / part[head_dim]);
+    for (int64_t d = 0; d < head_dim; d += LANES)
+        v_store(out + d, v_load(part + d) * share);
+}
+
+static tile_view view_of(const rp_attention_step *step, const rp_tile *tile)
+{
+    const int32_t codec = step->codecs[tile->sequence];
+    const rp_codec_layout *layout = &step->layouts[codec];
+    const int64_t kv = step->kv_heads * layout->row_bytes;
+    return (tile_view){
+        .step = step,
+        .layout = layout,
+        .codec = codec,
+        .rows = tile->rows,
+        .k = step->layer * 2 * kv + tile->kv_head * layout->row_bytes,
+        .kv = kv,
+        .table = step->tables + (int64_t)tile->sequence * step->table_width,
+    };
+}
+
+/* Floats of q, and of out, before a row of a tile. */
+static int64_t offset_of(const rp_attention_step *step, const rp_tile *tile, int32_t row)
+{
+    const int32_t token = step->query_starts[tile->sequence] + (tile->first + row) / step->group;
+    const int32_t head = tile->kv_head * step->group + (tile->first + row) % step->group;
+    return ((int64_t)token * step->kv_heads * step->group + head) * step->head_dim;
+}
+
+static void attend_tile(const rp_attention_step *step, const rp_tile *tile, const float *q, float *out, rp_scratch *s)
+{
+    const int32_t head_dim = step->head_dim, block_tokens = step->block_tokens;
+    const int32_t first_position =
+        step->context_lens[tile->sequence] -
+        (step->query_starts[tile->sequence + 1] - step->query_starts[tile->sequence]);
+    const int32_t tokens = first_position + (tile->first + tile->rows - 1) / step->group + 1;
+    const int32_t sinks = step->sinks[tile->sequence];
+    tile_view view = view_of(step, tile);
+    view.sinks = sinks < tokens ? sinks : tokens;
+
+    for (int32_t r = 0; r < tile->rows; r++) {
+        s->position[r] = first_position + (tile->first + r) / step->group;
+        s->oldest[r] = rp_oldest(s->position[r], step->windows[tile->sequence], view.sinks);
+        s->skipped[r] = rp_skipped(s->oldest[r], view.sinks, block_tokens);
+        begin_row(&view, s, r, q + offset_of(step, tile, r));
+    }
+
+    const int32_t sink_blocks = rp_block_count(view.sinks, block_tokens);
+    walk blocks = {
+        .block = sink_blocks ? 0 : s->oldest[0] / block_tokens,
+        .end = rp_block_count(tokens, block_tokens),
+        .sink_blocks = sink_blocks,
+        .window_block = s->oldest[0] / block_tokens,
+    };
+    if (tile->parts) { /* all rows are of one token: they look into the same blocks */
+        const int32_t first = tile->segment * rp_segment_blocks(block_tokens);
+        const int32_t behind = first + rp_segment_blocks(block_tokens);
+        const int32_t end = behind <= sink_blocks ? behind : behind + s->skipped[0];
+        blocks.block = first < sink_blocks ? first : first + s->skipped[0];
+        blocks.end = end < blocks.end ? end : blocks.end;
+    }
+    attend_blocks(&view, s, blocks);
+
+    for (int32_t r = 0; r < tile->rows; r++) {
+        end_segment(s, r, head_dim);
+        float *part = s->part + r * (head_dim + 2);
+        if (tile->parts)
+            memcpy(part_of(step, tile, tile->segment, r), part, (size_t)(head_dim + 2) * sizeof *part);
+        else
+            finish_row(&view, part, out + offset_of(step, tile, r));
+    }
+}
+
+static void merge_tile(const rp_attention_step *step, const rp_tile *tile, float *out)
+{
+    const tile_view view = view_of(step, tile);
+    for (int32_t r = 0; r < tile->rows; r++) {
+        float *part = part_of(step, tile, 0, r);
+        for (int32_t segment = 1; segment < tile->segments; segment++)
+            rp_merge(part, part_of(step, tile, segment, r), step->head_dim);
+        finish_row(&view, part, out + offset_of(step, tile, r));
+    }
+}
+
+const rp_kernel RP_KERNEL = {RP_NAME, attend_tile, merge_tile};

@@ -13,12 +13,21 @@ ffi.cdef(DECLARATIONS)
 ffi.set_source(
     "npu._attention",
     "#include <stdint.h>\n" + DECLARATIONS,
-    sources=["npu/_attention.c", "npu/_attention_plain.c", "npu/_attention_avx2.c", "npu/_attention_neon.c"],
+    sources=[
+        "npu/_attention.c",
+        "npu/_attention_plain.c",
+        "npu/_attention_avx2.c",
+        "npu/_attention_avx512.c",
+        "npu/_attention_neon.c",
+    ],
     depends=[
         "hostcache/_fp16.h",
         "hostcache/_isa.h",
         "npu/_attention.h",
+        "hostcache/_codec.h",
         "npu/_attention_body.h",
+        "npu/_attention_fp16.h",
+        "npu/_attention_levels.h",
         "npu/_attention_tile.h",
         "npu/_threads.h",
     ],

@@ -6,7 +6,11 @@
 
 typedef float32x4_t vec;
 typedef uint32x4_t uvec;
+typedef float32x4_t quad;
+typedef int32x4_t ivec;
+typedef int16x8_t hvec;
 enum { LANES = 4 };
+#define RP_ROWS 6
 
 static inline vec v_splat(float x)
 {
@@ -60,6 +64,80 @@ static inline void v_store_sums(float *p, const vec v[4])
     vst1q_f32(p, vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3])));
 }
 
-#define RP_ATTEND_TILE rp_attend_tile_neon
+static inline vec v_round(vec v)
+{
+    return vrndnq_f32(v);
+}
+
+/* Lane i gets lane i ^ half. */
+static inline vec v_swap(vec v, int half)
+{
+    return half == 2 ? vextq_f32(v, v, 2) : vrev64q_f32(v);
+}
+
+static inline vec v_from_int(ivec v)
+{
+    return vcvtq_f32_s32(v);
+}
+
+/* LANES values, rounded to nearest. */
+static inline void v_store_i16(int16_t *p, vec v)
+{
+    vst1_s16(p, vqmovn_s32(vcvtnq_s32_f32(v)));
+}
+
+static inline ivec i_zero(void)
+{
+    return vdupq_n_s32(0);
+}
+
+static inline hvec i_load(const int16_t *p)
+{
+    return vld1q_s16(p);
+}
+
+static inline hvec i_load_levels(const int8_t *p)
+{
+    return vmovl_s8(vld1_s8(p));
+}
+
+/* LANES levels of two tokens, such that i_multiply_add adds up each column's: one token's, then the other's. */
+static inline hvec i_load_pairs(const int8_t *p, const int8_t *other)
+{
+    uint32_t four[2];
+    memcpy(&four[0], p, sizeof four[0]);
+    memcpy(&four[1], other, sizeof four[1]);
+    return vmovl_s8(vreinterpret_s8_u32(vset_lane_u32(four[1], vdup_n_u32(four[0]), 1)));
+}
+
+/* The weights of two tokens for all columns. */
+static inline hvec i_splat_pair(const int16_t *p)
+{
+    return vcombine_s16(vdup_n_s16(p[0]), vdup_n_s16(p[1]));
+}
+
+/* Products of a and b, two of them added to each lane of sum. */
+static inline ivec i_multiply_add(ivec sum, hvec a, hvec b)
+{
+    return vmlal_high_s16(vmlal_s16(sum, vget_low_s16(a), vget_low_s16(b)), a, b);
+}
+
+/* Lane i is the sum of v[i]'s lanes. */
+static inline quad i_sums(const ivec v[4])
+{
+    return vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3])));
+}
+
+/* 16 bytes of int4 codes become the 32 levels of a group. */
+static inline void i_unpack(const uint8_t *codes, int8_t *levels)
+{
+    const int8x16_t table = vld1q_s8(rp_int4_levels);
+    const uint8x16_t both = vld1q_u8(codes);
+    vst1q_s8(levels, vqtbl1q_s8(table, vandq_u8(both, vdupq_n_u8(15))));
+    vst1q_s8(levels + 16, vqtbl1q_s8(table, vshrq_n_u8(both, 4)));
+}
+
+#define RP_KERNEL rp_kernel_neon
+#define RP_NAME "neon"
 #include "_attention_body.h"
 #endif

@@ -4,7 +4,11 @@
 
 typedef float vec __attribute__((vector_size(16)));
 typedef uint32_t uvec __attribute__((vector_size(16)));
+typedef vec quad;
+typedef int32_t ivec __attribute__((vector_size(16)));
+typedef int16_t hvec __attribute__((vector_size(16)));
 enum { LANES = 4 };
+#define RP_ROWS 3
 
 static inline vec v_splat(float x)
 {
@@ -66,5 +70,85 @@ static inline void v_store_sums(float *p, const vec v[4])
         p[i] = v_sum(v[i]);
 }
 
-#define RP_ATTEND_TILE rp_attend_tile_plain
+/* Beyond 2^22 in magnitude a float has at most one bit behind the point, and as a score is not worth rounding. */
+static inline vec v_round(vec v)
+{
+    for (int i = 0; i < LANES; i++)
+        if (v[i] > -0x1p22f && v[i] < 0x1p22f)
+            v[i] = (v[i] + 0x1.8p23f) - 0x1.8p23f;
+    return v;
+}
+
+/* Lane i gets lane i ^ half. */
+static inline vec v_swap(vec v, int half)
+{
+    return half == 2 ? (vec){v[2], v[3], v[0], v[1]} : (vec){v[1], v[0], v[3], v[2]};
+}
+
+static inline vec v_from_int(ivec v)
+{
+    return __builtin_convertvector(v, vec);
+}
+
+/* LANES values of at most 32767 in magnitude, rounded to nearest. */
+static inline void v_store_i16(int16_t *p, vec v)
+{
+    for (int i = 0; i < LANES; i++)
+        p[i] = v[i] >= -32767.5f && v[i] < 32767.5f ? (int16_t)((v[i] + 0x1.8p23f) - 0x1.8p23f) : 0;
+}
+
+static inline ivec i_zero(void)
+{
+    return (ivec){0};
+}
+
+static inline hvec i_load(const int16_t *p)
+{
+    hvec v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline hvec i_load_levels(const int8_t *p)
+{
+    return (hvec){p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]};
+}
+
+/* LANES levels of two tokens, such that i_multiply_add adds up each column's. */
+static inline hvec i_load_pairs(const int8_t *p, const int8_t *other)
+{
+    return (hvec){p[0], other[0], p[1], other[1], p[2], other[2], p[3], other[3]};
+}
+
+/* The weights of two tokens for all columns. */
+static inline hvec i_splat_pair(const int16_t *p)
+{
+    return (hvec){p[0], p[1], p[0], p[1], p[0], p[1], p[0], p[1]};
+}
+
+/* Products of a and b, two of them added to each lane of sum. */
+static inline ivec i_multiply_add(ivec sum, hvec a, hvec b)
+{
+    for (int i = 0; i < LANES; i++)
+        sum[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+    return sum;
+}
+
+/* Lane i is the sum of v[i]'s lanes. */
+static inline quad i_sums(const ivec v[4])
+{
+    quad sums;
+    for (int i = 0; i < 4; i++)
+        sums[i] = (float)(v[i][0] + v[i][1] + v[i][2] + v[i][3]);
+    return sums;
+}
+
+/* 16 bytes of int4 codes become the 32 levels of a group. */
+static inline void i_unpack(const uint8_t *codes, int8_t *levels)
+{
+    rp_unpack(RP_INT4, codes, 32, levels);
+}
+
+#define RP_KERNEL rp_kernel_plain
+#define RP_NAME "plain"
 #include "_attention_body.h"

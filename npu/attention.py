@@ -24,6 +24,7 @@ class AttentionBatch:
             has a window.
         sinks: int32 `[n]`; first tokens that every row of sequence i sees besides. The row at position p sees
             `[0, sinks)` and `[p - window + 1, p]`. None: none.
+        codecs: uint8 `[n]`; number (`Codec.code`) of the codec that the blocks of sequence i are stored in. None: fp16.
     """
 
     query_starts: NDArray[np.int32]
@@ -31,6 +32,7 @@ class AttentionBatch:
     tables: NDArray[np.int32]
     windows: NDArray[np.int32] | None = None
     sinks: NDArray[np.int32] | None = None
+    codecs: NDArray[np.uint8] | None = None
 
     @property
     def sequences(self) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hostcache.codec import FP16, Codec
+from hostcache.codec_pools import codecs_down_to
 from hostcache.errors import UsageError
 from hostcache.geometry import KVGeometry
 
@@ -75,18 +77,19 @@ def check_windows(windows: Sequence[int], layers: int) -> tuple[int, ...]:
     return tuple(windows) or (0,) * layers
 
 
-def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> AttentionBatch:
+def copy_checked(batch: AttentionBatch, geometry: KVGeometry, units: int, leanest: Codec = FP16) -> AttentionBatch:
     """Copy `batch` if it is sound, so that nobody can change it behind a kernel that trusts it.
 
     Args:
         batch: what the engine handed over.
         geometry: of the cache that the tables point into.
-        blocks: blocks in that cache.
+        units: units in that cache: a block's id is the number of its first one.
+        leanest: codec that the cache was opened for.
 
     Raises:
         UsageError: a dtype or shape is wrong, `query_starts` falls or does not start at 0, a context is shorter than
-            its own rows, a table is shorter than its context, a block id that the context needs is not in the pool, or
-            a window or a number of sinks is negative.
+            its own rows, a table is shorter than its context, a block id that the context needs is not in the pool, a
+            window or a number of sinks is negative, or the cache does not serve a codec.
     """
     starts = _copy_int32("query_starts", batch.query_starts, dimensions=1)
     lens = _copy_int32("context_lens", batch.context_lens, dimensions=1)
@@ -121,18 +124,20 @@ def copy_checked(batch: AttentionBatch, geometry: KVGeometry, blocks: int) -> At
             needed=int(needed[i]),
             width=width,
         )
+    codecs, spans = _copy_codecs(batch.codecs, len(lens), leanest)
     used = np.arange(width) < needed[:, np.newaxis]
-    for i, column in np.argwhere(used & ((tables < 0) | (tables >= blocks))):
+    for i, column in np.argwhere(used & ((tables < 0) | (tables % spans > 0) | (tables > units - spans))):
+        span = int(spans[i, 0])
         raise UsageError(
             f"sequence {i} names block {tables[i, column]} at position {column} of its table, "
-            f"but the pool has blocks 0..{blocks - 1}",
+            f"but the pool has blocks 0..{units - span}" + (f" in steps of {span} for its codec" if span > 1 else ""),
             sequence=int(i),
             column=int(column),
             block=int(tables[i, column]),
-            blocks=blocks,
+            units=units,
         )
     windows = _copy_counts("windows", batch.windows, len(lens))
-    return AttentionBatch(starts, lens, tables, windows, _copy_counts("sinks", batch.sinks, len(lens)))
+    return AttentionBatch(starts, lens, tables, windows, _copy_counts("sinks", batch.sinks, len(lens)), codecs)
 
 
 def check_layer(layer: int, layers: int) -> None:
@@ -213,6 +218,31 @@ def _copy_counts(name: str, array: NDArray[np.int32] | None, sequences: int) -> 
             value=int(counts[i]),
         )
     return counts
+
+
+def _copy_codecs(
+    array: NDArray[np.uint8] | None, sequences: int, leanest: Codec
+) -> tuple[NDArray[np.uint8] | None, NDArray[np.int32]]:
+    """The codec of each sequence, and units of a block of it, `[sequences, 1]`."""
+    units = {codec.code: leanest.blocks_per_extent // codec.blocks_per_extent for codec in codecs_down_to(leanest)}
+    if array is None:
+        return None, np.full((sequences, 1), units[FP16.code], np.int32)
+    if array.dtype != np.uint8 or array.shape != (sequences,):
+        raise UsageError(
+            f"codecs must be uint8 ({sequences},), got {array.dtype} {array.shape}: pass a number for each sequence",
+            dtype=str(array.dtype),
+            shape=array.shape,
+        )
+    numbers = array.tolist()
+    for i, number in enumerate(numbers):
+        if number not in units:
+            raise UsageError(
+                f"sequence {i} is of codec number {number}, but the pool was opened for {leanest.name} at leanest: "
+                f"its codecs have the numbers {sorted(units)}",
+                sequence=i,
+                codec=number,
+            )
+    return array.copy(), np.array([units[number] for number in numbers], np.int32).reshape(-1, 1)
 
 
 def _copy_int32(name: str, array: NDArray[np.int32], *, dimensions: int) -> NDArray[np.int32]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hostcache.block_layout import BlockLayout
+from hostcache.codec import Codec
+from hostcache.codec_pools import codecs_down_to
 from hostcache.errors import UsageError
 from hostcache.geometry import KVGeometry
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockMemory", "CpuAttention"]
 
 _MAX_THREADS = 256
-"""More than any machine this runs on has cores; keeps a slip of the pen from taking 51 KiB of scratch a thread."""
+"""More than any machine this runs on has cores; keeps a slip of the pen from taking 110 KiB of scratch a thread."""
 
 _WORTH_A_THREAD = 1 << 19
 """Multiply-adds that pay for waking a thread: about 10 us of work on an x86-64 core, where a wake-up costs about 5."""
@@ -37,12 +40,23 @@ class BlockMemory(Protocol):
         """Shape of the KV cache and the layout of a block."""
 
     @property
-    def blocks(self) -> int:
-        """Blocks in the region; valid ids are below it."""
+    def leanest(self) -> Codec:
+        """Blocks are of this codec or of a richer one."""
+
+    @property
+    def units(self) -> int:
+        """Units in the region; a block's id is the number of its first one."""
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit: block b starts at `b * unit_bytes`."""
 
     @property
     def buffer(self) -> NDArray[np.uint8]:
-        """The region, flat; block b starts at `b * geometry.block_bytes`."""
+        """The region, flat."""
+
+    def layout(self, codec: Codec) -> BlockLayout:
+        """Where the bytes of a codec's block lie."""
 
 
 class _View(NamedTuple):
@@ -50,10 +64,16 @@ class _View(NamedTuple):
 
     windows: CData  # int32 [sequences]
     threads: int
+    unit_starts: CData  # int32 [sequences + 1]
+    part_starts: CData  # int64 [sequences + 1]
+    part_floats: int  # the last of them
 
 
 class CpuAttention:
-    """Causal grouped-query attention in C: fp16 storage, float32 arithmetic, softmax scale `head_dim ** -0.5`.
+    """Causal grouped-query attention in C over blocks of any codec, softmax scale `head_dim ** -0.5`.
+
+    It computes in float32; products of int8 and int4 levels with a query, or with weights, are summed in integers, for
+    which the latter become int16. That adds to the error of the codec about 1e-4 of it.
 
     A query row's result depends on its query, its position and its tokens alone: it is the same bits whatever else is
     in the batch, however the prompt was cut into chunks, and for every number of threads. Slots behind a context are
@@ -65,7 +85,8 @@ class CpuAttention:
         cache: where K and V lie; its region stays mapped until `close()`.
         heads: query heads, a multiple of the cache's KV heads.
         threads: threads that compute, the caller's included; the others sleep between calls.
-        isa: `"avx2"`, `"neon"`, `"plain"`, or `"auto"` for the best this machine has.
+        isa: `"avx2"`, `"avx512"` (with VNNI; for a head_dim that 16 divides), `"neon"`, `"plain"`, or `"auto"` for the
+            best of them here.
         windows: of each layer, the newest tokens that its rows see at most, 0: all; empty: no layer has one.
 
     Attributes:
@@ -88,30 +109,31 @@ class CpuAttention:
         if not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads must be 1..{_MAX_THREADS}, got {threads}", threads=threads)
         self._layer_windows = check_windows(windows, geometry.layers)
-        runtime = lib.rp_attention_open(threads, isa.encode())
+        runtime = lib.rp_attention_open(threads, geometry.head_dim, isa.encode())
         if runtime == ffi.NULL:
-            raise _open_error(ffi.errno, threads, isa)
+            raise _open_error(ffi.errno, threads, isa, geometry.head_dim)
 
         self.isa = ffi.string(lib.rp_attention_isa(runtime)).decode()
         self.numerics = f"{self.name}-{self.isa}"
         self._runtime = ffi.gc(runtime, lib.rp_attention_close)
         self._geometry = geometry
-        self._blocks = cache.blocks
+        self._units = cache.units
+        self._leanest = cache.leanest
         self._heads = heads
         self._threads = threads
         self._pool = ffi.from_buffer("uint8_t[]", cache.buffer)
         self._step = ffi.new("rp_attention_step *")
         self._step.pool = self._pool
-        self._step.block_bytes = geometry.block_bytes
-        self._step.kv_bytes = geometry.kv_bytes
+        self._step.unit_bytes = cache.unit_bytes
         self._step.block_tokens = geometry.block_tokens
         self._step.kv_heads = geometry.kv_heads
         self._step.group = heads // geometry.kv_heads
         self._step.head_dim = geometry.head_dim
         self._step.scale = geometry.head_dim**-0.5
+        for codec in codecs_down_to(cache.leanest):
+            self._describe(codec, cache.layout(codec))
         self._batch: AttentionBatch | None = None
-        self._tile_starts = np.zeros(1, np.int32)
-        self._sinks = np.zeros(0, np.int32)
+        self._kept: list[NDArray[Any]] = []  # what the struct points to of this step
         self._views: dict[int, _View] = {}  # by the layers' windows
         self._closed = False
         self._process = os.getpid()
@@ -126,23 +148,25 @@ class CpuAttention:
         self._check_open()
         if self._batch is not None:
             raise UsageError("begin_step came before the previous step's end_step: call end_step first")
-        checked = copy_checked(batch, self._geometry, self._blocks)
+        checked = copy_checked(batch, self._geometry, self._units, self._leanest)
 
         step = self._step
-        rows = np.diff(checked.query_starts)
-        tiles = -(-rows * step.group // lib.RP_TILE_ROWS)
-        self._tile_starts = np.zeros(checked.sequences + 1, np.int32)
-        np.cumsum(tiles, out=self._tile_starts[1:])
-        # The struct does not keep these alive; attributes of self do, until the next step.
-        step.sequences = checked.sequences
+        sequences = checked.sequences
+        none = np.zeros(sequences, np.int32)
+        step.sequences = sequences
         step.table_width = checked.tables.shape[1]
-        step.query_starts = ffi.from_buffer("int32_t[]", checked.query_starts)
-        step.tile_starts = ffi.from_buffer("int32_t[]", self._tile_starts)
-        step.context_lens = ffi.from_buffer("int32_t[]", checked.context_lens)
-        step.tables = ffi.from_buffer("int32_t[]", checked.tables)
-        self._sinks = np.zeros(checked.sequences, np.int32) if checked.sinks is None else checked.sinks
-        step.sinks = ffi.from_buffer("int32_t[]", self._sinks)
-        self._views = {window: self._view(checked.narrowed(window), rows) for window in set(self._layer_windows)}
+        self._kept = []
+        step.query_starts = self._pointer("int32_t[]", checked.query_starts)
+        step.context_lens = self._pointer("int32_t[]", checked.context_lens)
+        step.tables = self._pointer("int32_t[]", checked.tables)
+        step.sinks = self._pointer("int32_t[]", none if checked.sinks is None else checked.sinks)
+        step.codecs = self._pointer(
+            "uint8_t[]", np.zeros(sequences, np.uint8) if checked.codecs is None else checked.codecs
+        )
+        step.finished = self._pointer("int32_t[]", np.zeros(sequences * self._geometry.kv_heads, np.int32))
+        self._views = {window: self._view(checked.narrowed(window)) for window in set(self._layer_windows)}
+        floats = max(view.part_floats for view in self._views.values())
+        step.parts = self._pointer("float[]", np.empty(floats, np.float32)) if floats else ffi.NULL
         self._batch = checked
 
     def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
@@ -164,11 +188,12 @@ class CpuAttention:
         check_operand("q", q, shape)
         check_operand("out", out, shape, writable=True)
         view = self._views[self._layer_windows[layer]]
-        self._step.windows, self._step.threads = view
+        step = self._step
+        step.windows, step.threads, step.unit_starts, step.part_starts = view[:4]
+        step.layer = layer
         lib.rp_attend(
             self._runtime,
-            self._step,
-            layer * self._geometry.layer_bytes,
+            step,
             ffi.from_buffer("float[]", q),
             ffi.from_buffer("float[]", out, require_writable=True),
         )
@@ -191,17 +216,40 @@ class CpuAttention:
         ffi.release(self._runtime)
         ffi.release(self._pool)
 
-    def _view(self, batch: AttentionBatch, rows: NDArray[np.int32]) -> _View:
-        """Windows, and as many threads as are worth waking for one layer's K and V.
+    def _describe(self, codec: Codec, layout: BlockLayout) -> None:
+        """Tell the kernel where a codec's bytes lie."""
+        layouts: Any = self._step.layouts
+        described = layouts[codec.code]
+        described.row_bytes = layout.row_bytes
+        described.payload_bytes = layout.payload_bytes
+        described.token_bytes = layout.token_bytes
+        described.groups = layout.groups
+        described.rotation = codec.rotation(self._geometry.head_dim)
+
+    def _pointer(self, kind: str, array: NDArray[Any]) -> CData:
+        """To an array that is kept alive until the next step; the struct does not."""
+        self._kept.append(array)
+        return ffi.from_buffer(kind, array)
+
+    def _view(self, batch: AttentionBatch) -> _View:
+        """Windows, as many threads as are worth waking for one layer's K and V, and how the work is cut up.
 
         Causality is left out of the work, for it halves it at most.
         """
         windows = np.zeros(batch.sequences, np.int32) if batch.windows is None else batch.windows
         seen = batch.context_lens.astype(np.int64)
-        seen = np.where(windows, np.minimum(seen, self._sinks + windows.astype(np.int64)), seen)
-        multiply_adds = int(rows @ seen) * 2 * self._heads * self._geometry.head_dim
-        threads = min(self._threads, 1 + multiply_adds // _WORTH_A_THREAD)
-        return _View(ffi.from_buffer("int32_t[]", windows), threads)
+        if batch.windows is not None and batch.sinks is not None:
+            seen = np.where(windows, np.minimum(seen, batch.sinks + windows.astype(np.int64)), seen)
+        multiply_adds = int(np.diff(batch.query_starts) @ seen) * 2 * self._heads * self._geometry.head_dim
+        unit_starts = np.empty(batch.sequences + 1, np.int32)
+        part_starts = np.empty(batch.sequences + 1, np.int64)
+        step = self._step
+        step.windows = self._pointer("int32_t[]", windows)
+        step.threads = min(self._threads, 1 + multiply_adds // _WORTH_A_THREAD)
+        step.unit_starts = self._pointer("int32_t[]", unit_starts)
+        step.part_starts = self._pointer("int64_t[]", part_starts)
+        lib.rp_plan(step)
+        return _View(step.windows, step.threads, step.unit_starts, step.part_starts, int(part_starts[-1]))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -209,7 +257,11 @@ class CpuAttention:
         check_process(self._process)
 
 
-def _open_error(number: int, threads: int, isa: str) -> UsageError:
+def _open_error(number: int, threads: int, isa: str, head_dim: int) -> UsageError:
     if number == errno.ENOTSUP:
-        return UsageError(f'isa "{isa}" does not run on this machine: use "auto"', isa=isa)
+        return UsageError(
+            f'isa "{isa}" does not run on this machine, or not with head_dim {head_dim}: use "auto"',
+            isa=isa,
+            head_dim=head_dim,
+        )
     return UsageError(f"{threads} threads could not be started ({os.strerror(number)}): use fewer", threads=threads)

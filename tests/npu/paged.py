@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hostcache.block_layout import BlockLayout
+from hostcache.codec import FP16, Codec
 from hostcache.geometry import KVGeometry
 from npu.attention import AttentionBatch
 
@@ -19,10 +21,25 @@ class PagedMemory:
 
     geometry: KVGeometry
     blocks: int
+    leanest: Codec = FP16
+
+    @property
+    def units(self) -> int:
+        """Units in the region: blocks, as all are fp16."""
+        return self.blocks
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.geometry.block_bytes
+
+    def layout(self, codec: Codec) -> BlockLayout:
+        """Where the bytes of a codec's block lie."""
+        return BlockLayout(self.geometry, codec)
 
     def __post_init__(self) -> None:
         self.buffer: NDArray[np.uint8] = np.zeros(self.blocks * self.geometry.block_bytes, np.uint8)
-        self.view[...] = POISON
+        self.buffer.view(np.float16)[...] = POISON
 
     @property
     def view(self) -> NDArray[np.float16]:

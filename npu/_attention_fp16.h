@@ -1,0 +1,124 @@
+/* Scores and sums over fp16 K and V, widened on load. A part of _attention_body.h. */
+
+enum { LINE = 64 }; /* bytes of a cache line */
+
+/* Scores of `rows` queries against tokens from..n-1 of a piece, `from` a multiple of 4. Slots up to the next multiple of
+ * 4 get the score of token n-1, so that no unwritten slot is read. `ahead` is where the same tokens of a later piece
+ * lie, fetched meanwhile; NULL for nowhere. */
+ALWAYS_INLINE void score_fp16(const int rows, const uint16_t *k, const uint8_t *ahead, int64_t head_dim,
+                              const float *query, int32_t from, int32_t n, float (*score)[RP_SPAN], int32_t slot)
+{
+    for (int32_t t = from; t < n; t += 4) {
+        const uint16_t *token[4];
+        UNROLL for (int i = 0; i < 4; i++)
+            token[i] = k + (t + i < n ? t + i : n - 1) * head_dim;
+        if (ahead)
+            for (int64_t byte = 0; byte < 4 * head_dim * 2; byte += LINE)
+                __builtin_prefetch(ahead + t * head_dim * 2 + byte);
+
+        vec dot[ROWS][4];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int i = 0; i < 4; i++)
+                dot[r][i] = v_splat(0.0f);
+        for (int64_t d = 0; d < head_dim; d += LANES) {
+            vec key[4];
+            UNROLL for (int i = 0; i < 4; i++)
+                key[i] = v_load_f16(token[i] + d);
+            UNROLL for (int r = 0; r < rows; r++) {
+                const vec q = v_load(query + r * head_dim + d);
+                UNROLL for (int i = 0; i < 4; i++)
+                    dot[r][i] = v_fma(q, key[i], dot[r][i]);
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+            v_store_sums(score[r] + slot + t, dot[r]);
+    }
+}
+
+/* sum += weight * V for `rows` rows, `wide` vectors of columns from column d on, tokens from..to-1 in order. */
+ALWAYS_INLINE void add_columns_fp16(const int rows, const int wide, const uint16_t *v, const uint8_t *ahead,
+                                    int64_t head_dim, float *sum, int64_t d, float (*weight)[RP_SPAN], int32_t slot,
+                                    int32_t from, int32_t to)
+{
+    vec s[ROWS][WIDE];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < wide; c++)
+            s[r][c] = v_load(sum + r * head_dim + d + c * LANES);
+    for (int32_t t = from; t < to; t++) {
+        const int64_t at = t * head_dim + d;
+        if (ahead)
+            UNROLL for (int byte = 0; byte < wide * LANES * 2; byte += LINE)
+                __builtin_prefetch(ahead + at * 2 + byte);
+        vec value[WIDE];
+        UNROLL for (int c = 0; c < wide; c++)
+            value[c] = v_load_f16(v + at + c * LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const vec w = v_splat(weight[r][slot + t]);
+            UNROLL for (int c = 0; c < wide; c++)
+                s[r][c] = v_fma(w, value[c], s[r][c]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < wide; c++)
+            v_store(sum + r * head_dim + d + c * LANES, s[r][c]);
+}
+
+ALWAYS_INLINE void add_fp16(const int rows, const uint16_t *v, const uint8_t *ahead, int64_t head_dim, float *sum,
+                            float (*weight)[RP_SPAN], int32_t slot, int32_t from, int32_t to)
+{
+    int64_t d = 0;
+    for (; d + WIDE * LANES <= head_dim; d += WIDE * LANES)
+        add_columns_fp16(rows, WIDE, v, ahead, head_dim, sum, d, weight, slot, from, to);
+    for (; d < head_dim; d += LANES)
+        add_columns_fp16(rows, 1, v, ahead, head_dim, sum, d, weight, slot, from, to);
+}
+
+static void score_piece_fp16(rp_scratch *s, int32_t rows, int64_t head_dim, const rp_piece *piece, int32_t slot,
+                             const rp_piece *later)
+{
+    const uint16_t *k = (const uint16_t *)piece->k;
+    const uint8_t *ahead = later ? later->k : NULL;
+    for (int32_t r = 0; r < rows; r += ROWS) {
+        const int32_t count = rows - r < ROWS ? rows - r : ROWS;
+        const float *query = s->query + r * head_dim;
+        int32_t from = 0, n = RP_PIECE;
+        if (!piece->whole) { /* from row to row visible never falls, and what is hidden never becomes less */
+            n = piece->visible[r + count - 1];
+            from = piece->hidden_from[r] == 0 ? piece->hidden_to[r] / 4 * 4 : 0;
+        }
+        BY_ROWS(count, score_fp16, k, ahead, head_dim, query, from, n, s->weight + r, slot);
+        ahead = NULL; /* once is enough */
+    }
+}
+
+static void add_row_fp16(rp_scratch *s, int32_t row, const uint16_t *v, int64_t head_dim, int32_t slot, int32_t from,
+                         int32_t to)
+{
+    if (from < to)
+        add_fp16(1, v, NULL, head_dim, s->sum + row * head_dim, s->weight + row, slot, from, to);
+}
+
+static void add_piece_fp16(rp_scratch *s, int32_t rows, int64_t head_dim, const rp_piece *piece, int32_t slot,
+                           const rp_piece *later)
+{
+    const uint16_t *v = (const uint16_t *)piece->v;
+    const uint8_t *ahead = later ? later->v : NULL;
+    for (int32_t r = 0; r < rows; r += ROWS) {
+        const int32_t count = rows - r < ROWS ? rows - r : ROWS;
+        const int32_t last = r + count - 1;
+        int32_t shared = 0; /* tokens that all these rows see: they go together */
+        if (piece->whole)
+            shared = RP_PIECE;
+        else if (piece->hidden_from[last] == piece->hidden_to[last]) /* so nothing is hidden from those before it */
+            shared = piece->visible[r];
+        if (shared > 0) {
+            BY_ROWS(count, add_fp16, v, ahead, head_dim, s->sum + r * head_dim, s->weight + r, slot, 0, shared);
+            ahead = NULL;
+        }
+        for (int32_t i = r; i <= last && !piece->whole; i++) { /* what a row must not see may be NaN: it skips that */
+            add_row_fp16(s, i, v, head_dim, slot, shared, piece->hidden_from[i]);
+            add_row_fp16(s, i, v, head_dim, slot, shared > piece->hidden_to[i] ? shared : piece->hidden_to[i],
+                         piece->visible[i]);
+        }
+    }
+}
