@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from .extents import ExtentPool
 from .geometry import KVGeometry
 from .region import Region
 from .table import BlockTable
+
+if TYPE_CHECKING:
+    from ._cffi import CData
 
 __all__ = ["PagedKVCache"]
 
@@ -92,6 +96,16 @@ class PagedKVCache:
         extents = _whole_extents(geometry, leanest, nbytes)
         extent_bytes = unit_bytes(geometry, leanest) * leanest.blocks_per_extent
         return cls(geometry, Region.anonymous(extents * extent_bytes), leanest)
+
+    @property
+    def pointer(self) -> CData:
+        """The region's first byte, for C; not to be kept.
+
+        Raises:
+            UsageError: the cache is closed.
+        """
+        self._check_open()
+        return self._base
 
     def pool_of(self, codec: Codec) -> BlockPool:
         """Reference counts of a codec's blocks.
