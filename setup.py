@@ -30,6 +30,7 @@ setup(
         "staging/_gather_build.py:ffi",
         "staging/_limits_build.py:ffi",
         "npu/_attention_build.py:ffi",
+        "npu/_dense_build.py:ffi",
     ],
     # cffi compiles against the stable ABI by itself; the wheel's tag has to be told.
     options={"bdist_wheel": {"py_limited_api": "cp310"}},

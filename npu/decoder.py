@@ -26,7 +26,7 @@ from .source import ModelSource
 from .weights import Activations, plan_weights
 from .weights_cache import FORM_VERSION, default_cache_dir, model_digest, weights_folder
 
-__all__ = ["Attend", "Decoder", "DenseModel", "Floats", "check_step", "embedder"]
+__all__ = ["Attend", "Decoder", "DenseModel", "Floats", "check_limits", "check_step", "embedder"]
 
 Floats: TypeAlias = NDArray[np.float32]
 """Rows of float32."""
@@ -119,11 +119,7 @@ class Decoder:
             UnsupportedModel: an architecture, variant or tensor type that rockpage does not run.
             MissingExtra: onnx or onnxruntime is not installed.
         """
-        for name, value in (("threads", threads), ("max_rows", max_rows)):
-            if value < 1:
-                raise UsageError(f"{name} must be at least 1, got {value}", name=name, value=value)
-        if threads > _MOST_THREADS:
-            raise UsageError(f"threads must be at most {_MOST_THREADS}, got {threads}", threads=threads)
+        check_limits(threads, max_rows)
         config = ModelConfig.from_gguf(source)
         plan = plan_weights(source, config, activations)
         root = default_cache_dir() if cache_dir is None else Path(cache_dir)
@@ -200,6 +196,19 @@ class Decoder:
         if len(self._bindings) > _BINDINGS_KEPT:
             self._bindings.popitem(last=False)
         return binding
+
+
+def check_limits(threads: int, max_rows: int) -> None:
+    """Refuse what no decoder can be loaded with.
+
+    Raises:
+        UsageError: a number is below 1, or there are more than 64 threads.
+    """
+    for name, value in (("threads", threads), ("max_rows", max_rows)):
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}", name=name, value=value)
+    if threads > _MOST_THREADS:
+        raise UsageError(f"threads must be at most {_MOST_THREADS}, got {threads}", threads=threads)
 
 
 def check_step(

@@ -4,8 +4,8 @@
         digests/<of the path>.json      what a model file hashed to, while its size, time and inode are the same
         weights/
             lock                        held while something is added or removed
-            <model>-<activations>-<form version>/
-                weights.bin             the arrays of a `WeightsPlan`, then the SHA-256 of all of them
+            <model>-<form>-<form version>/   the form: int8, fp32, or tiles and their version
+                weights.bin             the arrays of a plan, then the SHA-256 of all of them
 
 A file appears under its name only when it is complete and on disk. What is found there is hashed before it is used,
 so a damaged file is rebuilt instead of believed. Nothing in it comes from a prompt. `cache_room.py` bounds its size.
@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 from hostcache.errors import BadModelFile, RockpageError, UsageError
 from hostcache.whole_file import replace_file
@@ -32,9 +33,16 @@ from .folder_files import read_object
 from .mapped_file import MappedFile, file_identity
 from .onnx_graph import WEIGHTS_FILE
 from .source import ModelSource
-from .weights import Activations, WeightsPlan
 
-__all__ = ["FORM_VERSION", "default_cache_dir", "make_private", "model_digest", "weights_folder", "weights_room"]
+__all__ = [
+    "FORM_VERSION",
+    "FilePlan",
+    "default_cache_dir",
+    "make_private",
+    "model_digest",
+    "weights_folder",
+    "weights_room",
+]
 
 FORM_VERSION = 1
 """Part of the cache's key and of a decoder's `numerics`: raise it whenever a file's content or a graph changes."""
@@ -42,6 +50,17 @@ FORM_VERSION = 1
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _DIGEST = re.compile(f"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")  # in hex; it becomes the name of a folder
 _READ_BYTES = 1 << 20
+
+
+class FilePlan(Protocol):
+    """What is to be in a weights file; `WeightsPlan` and `TilePlan` are some."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+
+    def write(self, source: ModelSource, file: BinaryIO) -> None:
+        """Write it; `file` is seekable."""
 
 
 def default_cache_dir() -> Path:
@@ -91,9 +110,7 @@ def model_digest(source: ModelSource, cache_dir: Path) -> str:
 
 
 @contextmanager
-def weights_folder(
-    source: ModelSource, plan: WeightsPlan, digest: str, activations: Activations, cache_dir: Path
-) -> Iterator[Path]:
+def weights_folder(source: ModelSource, plan: FilePlan, digest: str, form: str, cache_dir: Path) -> Iterator[Path]:
     """A folder that holds the finished weights file, which nobody removes as long as the context lasts.
 
     What was used longest ago is removed to make room for a new file. Where the cache cannot be written, the file goes
@@ -101,16 +118,16 @@ def weights_folder(
 
     Args:
         source: the open model.
-        plan: its weights plan for `activations`.
+        plan: of the file.
         digest: SHA-256 of the model file, from `model_digest`.
-        activations: how the inputs of products are held.
+        form: names what the plan makes of the model; it becomes part of a folder's name.
         cache_dir: the cache's root.
 
     Raises:
         UsageError: neither the cache nor the temporary folder can hold the file, or `ROCKPAGE_CACHE_SIZE` is no size.
     """
     limit = cache_limit()
-    path = weights_room(cache_dir).folder / f"{digest[:32]}-{activations}-{FORM_VERSION}" / WEIGHTS_FILE
+    path = weights_room(cache_dir).folder / f"{digest[:32]}-{form}-{FORM_VERSION}" / WEIGHTS_FILE
     with contextlib.ExitStack() as stack:
         file = _open_whole(path, plan)
         if file is None:
@@ -123,7 +140,7 @@ def weights_folder(
 
 
 def _build_elsewhere(
-    stack: contextlib.ExitStack, source: ModelSource, plan: WeightsPlan, refusal: OSError
+    stack: contextlib.ExitStack, source: ModelSource, plan: FilePlan, refusal: OSError
 ) -> tuple[Path, io.BufferedReader]:
     """Write the weights file to a folder that `stack` removes; its path and the open file."""
     try:
@@ -140,7 +157,7 @@ def _build_elsewhere(
         ) from error
 
 
-def _build(path: Path, source: ModelSource, plan: WeightsPlan, limit: int) -> io.BufferedReader:
+def _build(path: Path, source: ModelSource, plan: FilePlan, limit: int) -> io.BufferedReader:
     """Write a weights file, unless another process does so first, and open it."""
     entry, nbytes = path.parent, plan.nbytes + _DIGEST_BYTES
     room = CacheRoom(entry.parent, path.name)
@@ -160,7 +177,7 @@ def _build(path: Path, source: ModelSource, plan: WeightsPlan, limit: int) -> io
         return open_in_use(path)
 
 
-def _open_whole(path: Path, plan: WeightsPlan) -> io.BufferedReader | None:
+def _open_whole(path: Path, plan: FilePlan) -> io.BufferedReader | None:
     """The weights file of a plan, in use until it is closed; None if it is not there or damaged."""
 
     def is_whole(file: io.BufferedReader) -> bool:

@@ -44,6 +44,7 @@ TESTS = (
     "tests/staging/test_limits.py",
     "tests/npu/test_cpu_attention.py",
     "tests/npu/test_attention_windows.py",
+    "tests/npu/test_tiled_decoder.py",
 )
 MARKS = "not (wheel or long or vendor or vm)"
 

@@ -12,6 +12,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from npu.decoder import Decoder
+from npu.tiled_decoder import TiledDecoder
 
 __all__ = ["PlainSession", "Sight", "log_softmax", "reference_logits"]
 
@@ -27,7 +28,9 @@ class PlainSession:
         jitter: changes attention's outputs by some 1e-6, as another order of its sums would; None for exact ones.
     """
 
-    def __init__(self, decoder: Decoder, capacity: int = 256, jitter: np.random.Generator | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder | TiledDecoder, capacity: int = 256, jitter: np.random.Generator | None = None
+    ) -> None:
         config = decoder.config
         self._decoder = decoder
         self._jitter = jitter

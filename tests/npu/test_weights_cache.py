@@ -67,7 +67,7 @@ def test_a_second_load_writes_nothing(tiny: GGUFFile, plan: WeightsPlan, writes:
 def test_modes_and_models_have_files_of_their_own(tiny: GGUFFile, plan: WeightsPlan, tmp_path: Path) -> None:
     folders = set()
     for digest, activations in (("a" * 64, "int8"), ("a" * 64, "fp32"), ("b" * 64, "int8")):
-        with weights_folder(tiny, plan, digest, activations, tmp_path) as folder:  # type: ignore[arg-type] # a str here
+        with weights_folder(tiny, plan, digest, activations, tmp_path) as folder:
             folders.add(folder)
     assert len(folders) == 3
 
