@@ -74,6 +74,7 @@ class BlockPool:
         self._kept = bytearray(units)  # 1: the prefix cache knows this block's content
         self._fences = [0] * units
         self._fenced: set[int] = set()
+        self._alone = extents.units == 1  # no other codec's blocks fit
         self._cached: OrderedDict[int, int] = OrderedDict()  # least recently used first, with the clock
         self.idle = self._cached  # an extent is a block
         extents.users.append(self)
@@ -111,7 +112,8 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that `allocate` could hand out now."""
-        return len(self._free) + len(self._cached) + self.extents.idle_besides(self)
+        own = len(self._free) + len(self._cached)
+        return own if self._alone else own + self.extents.idle_besides(self)
 
     @property
     def spare(self) -> int:
@@ -122,6 +124,14 @@ class BlockPool:
     def held(self) -> int:
         """Extents in which this codec has blocks."""
         return self.total - len(self._free) - self.withheld - self.elsewhere
+
+    def extent_of(self, block: int) -> int:
+        """The extent that a block lies in."""
+        return block - block % self.extents.units
+
+    def busy_in(self, extent: int) -> int:
+        """Blocks of an extent of this codec's that are used or fenced."""
+        return int(self.refs[extent] > 0 or extent in self._fenced)
 
     def extents_for(self, blocks: int) -> int:
         """Extents of `ExtentPool.common` that so many blocks would take; 0 for none, or a negative number."""

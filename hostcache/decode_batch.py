@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .blocks import BlockPool
+from .codec import FP16
 from .fairness import ClientAccount
 from .request import Request
 from .window import MAX_TOKENS
@@ -47,6 +48,7 @@ class DecodeRows:
         context_lens: int32 `[n]`, tokens in its table, itself included.
         tables: int32 `[n, width]`, block ids; unused entries are 0.
         windowing: int32 `[3, n]`, as in `StepPlan`; None: none has a window.
+        codecs: uint8 `[n]`, as there; None: all are fp16.
     """
 
     requests: list[Request]
@@ -56,6 +58,7 @@ class DecodeRows:
     context_lens: NDArray[np.int32]
     tables: NDArray[np.int32]
     windowing: NDArray[np.int32] | None
+    codecs: NDArray[np.uint8] | None = None
 
 
 class DecodeBatch:
@@ -72,6 +75,7 @@ class DecodeBatch:
     Attributes:
         requests: in order of rank. Read it; change it only through the methods.
         clock: rises with every change that the requests have not been told of.
+        only_pool: the pool from which the blocks of all come; None: from several, or there is no request.
     """
 
     def __init__(self, capacity: int, block_tokens: int) -> None:
@@ -91,6 +95,9 @@ class DecodeBatch:
         self._own_until = np.zeros(capacity, dtype=np.int32)  # of each table, see there
         self._windowed = 0  # how many have a window; where none has, this is all that is looked at
         self._windowing = np.zeros((capacity, len(NO_WINDOW)), dtype=np.int64)
+        self.only_pool: BlockPool | None = None
+        self._pools: Counter[BlockPool] = Counter()  # by how many of them each is used
+        self._codes = np.zeros(capacity, dtype=np.uint8)  # of codecs
         self._rows = np.arange(capacity)
         self._clients: list[tuple[ClientAccount, int]] | None = None  # of all requests; None: not counted yet
 
@@ -110,6 +117,8 @@ class DecodeBatch:
         self._limits[index] = request.limit - 1
         self._in_flight[index] = False
         self._windowed += request.layout is not None
+        self._count_pool(request.pool, 1)
+        self._codes[index] = request.codec.code
         self._windowing[index] = NO_WINDOW
         self._refresh(index)
         request.arrays, request.settled_at = self, self.clock
@@ -121,6 +130,7 @@ class DecodeBatch:
             self._settle(index)
         request.arrays = None
         self._windowed -= request.layout is not None
+        self._count_pool(request.pool, -1)
         for array in self._columns:
             array[index : count - 1] = array[index + 1 : count].copy()
         del self.requests[index]
@@ -139,8 +149,14 @@ class DecodeBatch:
         count = len(self.requests)
         return (self._positions[:count] >= self._own_until[:count]).nonzero()[0]
 
+    def by_pool(self, places: NDArray[np.intp]) -> dict[BlockPool, NDArray[np.intp]]:
+        """These places by the pool that their requests' blocks come from."""
+        codes = self._codes[places]
+        parts = (places[codes == code] for code in np.unique(codes))
+        return {self.requests[part[0]].pool: part for part in parts}
+
     def grow(self, places: NDArray[np.intp], pool: BlockPool) -> bool:
-        """Give the next tokens of these, which have no room, slots in blocks of their own.
+        """Give the next tokens of these, which have no room, slots in blocks of their own, all from one pool.
 
         Returns:
             Whether that was done: there are blocks for all, and none needs a copy.
@@ -228,12 +244,14 @@ class DecodeBatch:
             windowing = self._windowing[picked, WINDOW:GAP_GROWS_AT].T.astype(np.int32, order="C")
         width = -(-int(contexts[contexts.argmax()]) // self._block_tokens)
         tokens, slots, tables = self._tokens[picked], self._slots[picked], self._tables[picked, :width]
-        return DecodeRows(requests, tokens.copy(), positions, slots.copy(), contexts, tables.copy(), windowing)
+        only = self.only_pool
+        codecs = None if only is not None and only.codec is FP16 else self._codes[picked].copy()
+        return DecodeRows(requests, tokens.copy(), positions, slots.copy(), contexts, tables.copy(), windowing, codecs)
 
     @property
     def _columns(self) -> tuple[NDArray[Any], ...]:
         counts = self._tokens, self._positions, self._slots, self._limits, self._in_flight, self._own_until
-        return *counts, self._windowing, self._newest, self._tables
+        return *counts, self._windowing, self._codes, self._newest, self._tables
 
     def _held(self, picked: slice | list[int] | NDArray[np.intp]) -> NDArray[np.int32]:
         """Tokens in the tables of these, their newest ones not included."""
@@ -288,6 +306,12 @@ class DecodeBatch:
         self._own_until[index] = table.own_until
         self._tables[index, : len(ids)] = ids
         self._tables[index, len(ids) :] = 0
+
+    def _count_pool(self, pool: BlockPool, change: int) -> None:
+        self._pools[pool] += change
+        if not self._pools[pool]:
+            del self._pools[pool]
+        self.only_pool = next(iter(self._pools)) if len(self._pools) == 1 else None
 
     def _widen(self, width: int) -> None:
         grown = np.zeros((len(self._tables), 2 * width), dtype=np.int32)

@@ -9,6 +9,8 @@ import numbers
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .blocks import BlockPool
+from .codec import FP16, Codec
 from .errors import RequestRefused, UsageError
 from .prefix import Namespace
 from .request import Request, RequestState
@@ -56,6 +58,7 @@ class Intake:
         namespace: Namespace,
         max_tokens: int | None,
         window: AttentionWindow | None,
+        codec: Codec = FP16,
         *,
         slide: bool,
     ) -> Request:
@@ -66,9 +69,9 @@ class Intake:
             UsageError: as `Scheduler.submit`.
         """
         layout = self._layout(window, max_tokens, slide=slide)
-        tokens = self._checked(prompt, max_tokens, layout)
+        tokens = self._checked(prompt, max_tokens, layout, self._state.cache.pool_of(codec).total)
         limit = self._context if max_tokens is None else len(tokens) + max_tokens
-        return self._new(tokens, limit, len(tokens), namespace, layout)
+        return self._new(tokens, limit, len(tokens), namespace, layout, codec=codec)
 
     def fork_of(self, parent: Request, max_tokens: int | None) -> Request:
         """A request for what follows a running one's tokens; it has neither account nor blocks yet.
@@ -90,7 +93,9 @@ class Intake:
             )
         if len(self._state.running) >= self._state.config.max_sequences:
             self._check_place()
-        fork = self._new(parent.tokens, limit, parent.prompt_length, parent.namespace, parent.layout)
+        fork = self._new(
+            parent.tokens, limit, parent.prompt_length, parent.namespace, parent.layout, codec=parent.codec
+        )
         fork.priority, fork.deadline = parent.priority, parent.deadline
         fork.age, fork.waited = parent.age, parent.waited
         return fork
@@ -105,14 +110,15 @@ class Intake:
         if leader.state is not RequestState.WAITING or leader.leader is not None:
             raise UsageError(f"request {leader.id} cannot be branched: it has begun, or is a branch", id=leader.id)
         self._check_place()
-        branch = self._new(leader.tokens, leader.limit, leader.prompt_length, leader.namespace, leader.layout)
+        shared = leader.prompt_length, leader.namespace, leader.layout
+        branch = self._new(leader.tokens, leader.limit, *shared, codec=leader.codec)
         branch.priority, branch.deadline, branch.leader = leader.priority, leader.deadline, leader
         leader.branches.append(branch)
         self._state.queue.announced += 1
         return branch
 
     def _layout(self, window: AttentionWindow | None, max_tokens: int | None, *, slide: bool) -> WindowLayout | None:
-        config, size = self._state.config, self._state.pool.block_tokens
+        config, size = self._state.config, self._state.cache.geometry.block_tokens
         of_model = config.model_window > 0
         if of_model:
             if window is not None:
@@ -146,7 +152,10 @@ class Intake:
         """Tokens that a sequence may come to."""
         return self._context if layout is None or layout.context_length is None else MAX_TOKEN
 
-    def _checked(self, prompt: ArrayLike, max_tokens: int | None, layout: WindowLayout | None) -> NDArray[np.generic]:
+    def _checked(
+        self, prompt: ArrayLike, max_tokens: int | None, layout: WindowLayout | None, total: int
+    ) -> NDArray[np.generic]:
+        """The tokens of a prompt that can be served from a pool of `total` blocks."""
         tokens = np.asarray(prompt)
         if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
             raise RequestRefused(
@@ -166,10 +175,7 @@ class Intake:
             )
         if max_tokens is not None and max_tokens < 1:
             raise RequestRefused(f"max_tokens must be at least 1, got {max_tokens}", max_tokens=max_tokens)
-        blocks, total = (
-            blocks_at_most(layout, self._state.cache.geometry.blocks_for(len(tokens))),
-            self._state.pool.total,
-        )
+        blocks = blocks_at_most(layout, self._state.cache.geometry.blocks_for(len(tokens)))
         if blocks > total:
             raise RequestRefused(
                 f"a prompt of {len(tokens)} tokens needs {blocks} blocks, the whole pool has {total}: "
@@ -199,19 +205,22 @@ class Intake:
         prompt_length: int,
         namespace: Namespace,
         layout: WindowLayout | None,
+        *,
+        codec: Codec,
     ) -> Request:
         """A request that waits with these tokens, and may grow to `limit`."""
-        buffer = self._buffer(tokens, limit, layout)
-        table = self._state.cache.table()
+        table = self._state.cache.table(codec)
+        buffer = self._buffer(tokens, limit, layout, table.pool)
         return Request(next(self._ids), buffer, len(tokens), prompt_length, namespace, table, layout=layout)
 
-    def _buffer(self, tokens: NDArray[np.generic], limit: int, layout: WindowLayout | None) -> NDArray[np.int32]:
+    def _buffer(
+        self, tokens: NDArray[np.generic], limit: int, layout: WindowLayout | None, pool: BlockPool
+    ) -> NDArray[np.int32]:
         """Room for `limit` tokens, the first of them filled in.
 
         Without a window, the token behind those that fill the whole pool fails the request, so there is never room for
         more. The context alone is no bound: a damaged model may claim any.
         """
-        pool = self._state.pool
         if layout is None:
             limit = min(limit, pool.total * pool.block_tokens + 2)
         try:

@@ -27,7 +27,7 @@ class Lifecycle:
     def __init__(self, state: SchedulerState, clock: Callable[[], float]) -> None:
         self._state = state
         self._clock = clock
-        self._block_tokens = state.pool.block_tokens
+        self._block_tokens = state.cache.geometry.block_tokens
         self._doomed: list[Request] = []  # to be ended when the step in flight is over
 
     def advance(self, plan: StepPlan, tokens: Sequence[int], stops: Sequence[bool]) -> None:
@@ -82,6 +82,7 @@ class Lifecycle:
         """Each of these got a token; only those that filled a block or end are looked at one by one."""
         batch = self._state.running.decoding
         filled, ended = batch.advance(decodes, tokens)
+        known = self._state.prefix.of(batch.only_pool.codec) if filled and batch.only_pool is not None else None
         for request, index, text, block in filled:
             # A fork of one that came back from the swap space has published nothing yet.
             if request.published < index or request.layout is not None:
@@ -89,7 +90,8 @@ class Lifecycle:
                 self._state.running.update(request)
                 continue
             assert request.node is not None
-            request.node = self._state.prefix.publish(request.node, text, block)
+            prefix = self._state.prefix_of(request) if known is None else known
+            request.node = prefix.publish(request.node, text, block)
             request.published += 1
         paying = decodes
         if self._doomed:  # ended while their step was computed: its token is not theirs
@@ -158,11 +160,11 @@ class Lifecycle:
 
     def _publish(self, request: Request) -> None:
         """Make the request's newly computed full blocks known to others."""
-        size = self._block_tokens
+        size, prefix = self._block_tokens, self._state.prefix_of(request)
         for index in range(request.published, min(request.computed, request.shareable) // size):
             tokens = request.buffer[index * size : (index + 1) * size]
             assert request.node is not None
-            request.node = self._state.prefix.publish(request.node, tokens, request.table.blocks[index])
+            request.node = prefix.publish(request.node, tokens, request.table.blocks[index])
             request.published += 1
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
@@ -172,7 +174,7 @@ class Lifecycle:
             shared = min(request.computed, request.shareable)
             tail = request.buffer[request.published * self._block_tokens : shared]
             if request.node is not None and len(tail):
-                state.prefix.publish(request.node, tail, request.table.blocks[request.published])
+                state.prefix_of(request).publish(request.node, tail, request.table.blocks[request.published])
             state.running.leave(request)
         elif request.leader is not None:
             request.leader.branches.remove(request)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from .blocks import BlockPool
 from .errors import UsageError
+from .extents import ExtentPool
 
-__all__ = ["PrefixPins"]
+__all__ = ["PinRoom", "PrefixPins"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +26,45 @@ class _Pin:
     until: float
 
 
+class PinRoom:
+    """How much of the pool pins may keep, of all codecs together.
+
+    It is counted in extents, since one pinned block keeps the extent from other codecs; for fp16 that is a block.
+
+    Args:
+        extents: the pool's memory.
+        most: most extents with a pinned block; None: half of them.
+
+    Attributes:
+        most: as given.
+    """
+
+    def __init__(self, extents: ExtentPool, most: int | None = None) -> None:
+        self.most = extents.total // 2 if most is None else most
+        self._units = extents.units
+        self._pinned: Counter[int] = Counter()  # by extent: pinned blocks
+
+    @property
+    def taken(self) -> int:
+        """Extents with a pinned block."""
+        return len(self._pinned)
+
+    def needed(self, blocks: Iterable[int]) -> int:
+        """Extents that pinning these would take besides."""
+        return len({block // self._units for block in blocks} - self._pinned.keys())
+
+    def take(self, block: int) -> None:
+        """A block is pinned."""
+        self._pinned[block // self._units] += 1
+
+    def give_back(self, block: int) -> None:
+        """A block is pinned no more."""
+        extent = block // self._units
+        self._pinned[extent] -= 1
+        if not self._pinned[extent]:
+            del self._pinned[extent]
+
+
 class PrefixPins:
     """References to blocks that hold them in the pool although no sequence uses them.
 
@@ -33,12 +73,12 @@ class PrefixPins:
 
     Args:
         pool: holds the blocks.
-        max_blocks: most blocks that all pins together may keep.
+        room: how much all pins together may keep.
         clock: seconds.
     """
 
-    def __init__(self, pool: BlockPool, max_blocks: int, clock: Callable[[], float]) -> None:
-        self.max_blocks = max_blocks
+    def __init__(self, pool: BlockPool, room: PinRoom, clock: Callable[[], float]) -> None:
+        self._room = room
         self._pool = pool
         self._clock = clock
         self._pins: dict[tuple[str, bytes, bytes], _Pin] = {}  # by owner, namespace and tokens
@@ -71,17 +111,19 @@ class PrefixPins:
             raise UsageError(f"a pin lasts a positive number of seconds, got {seconds}", seconds=seconds)
         name = (owner, space, tokens)
         fresh = [block for block in blocks if block not in self._holders]
-        if self.blocks + len(fresh) > self.max_blocks:
+        room = self._room
+        if room.taken + room.needed(fresh) > room.most:
             raise UsageError(
-                f"{owner!r} cannot pin {len(blocks)} blocks: {self.blocks} of the {self.max_blocks} that may be pinned "
+                f"{owner!r} cannot pin {len(blocks)} blocks: {room.taken} of the {room.most} that may be pinned "
                 "are pinned already; release a pin, or allow more",
                 owner=owner,
                 asked=len(blocks),
-                pinned=self.blocks,
-                max_pinned=self.max_blocks,
+                pinned=room.taken,
+                max_pinned=room.most,
             )
         for block in fresh:
             self._pool.acquire(block)
+            room.take(block)
         self._holders.update(blocks)
         old = self._pins.get(name)
         self._pins[name] = _Pin(tuple(blocks), self._clock() + seconds)
@@ -119,6 +161,7 @@ class PrefixPins:
             self._holders[block] -= 1
             if not self._holders[block]:
                 del self._holders[block]
+                self._room.give_back(block)
                 self._pool.release(block)
 
     def _note_next_end(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable
 
+from .promises import Promises
+from .relief import Relief
 from .request import Request, RequestState, SwappedTail
 from .scheduler_state import SchedulerState
 
@@ -23,7 +24,6 @@ class Preemption:
     """
 
     def __init__(self, state: SchedulerState) -> None:
-        self._pool = state.pool
         self._stats = state.stats
         self._running = state.running
         self._queue = state.queue
@@ -32,7 +32,8 @@ class Preemption:
 
     def victims_behind(self, request: Request, blocks: int) -> list[Request]:
         """Who gives way to a running request that must grow; none if not all `blocks` it lacks would come free."""
-        return self._choose(lambda candidate: candidate.rank <= request.rank, blocks, places=0, promises=False)
+        spared = lambda candidate: candidate.rank <= request.rank  # noqa: E731 - said at once what it is for
+        return self._choose(request, spared, blocks, places=0, promises=self._running.guaranteed)
 
     def victims_for(self, request: Request, blocks: int, places: int) -> list[Request]:
         """Who gives way to a waiting request of higher priority.
@@ -48,7 +49,8 @@ class Preemption:
         Returns:
             Those to preempt; none if not all it lacks would come free.
         """
-        return self._choose(lambda candidate: candidate.level >= request.priority, blocks, places, promises=True)
+        spared = lambda candidate: candidate.level >= request.priority  # noqa: E731 - said at once what it is for
+        return self._choose(request, spared, blocks, places, promises=self._running.promised)
 
     def preempt(self, request: Request, now: float) -> None:
         """Take a running request's blocks; it waits again at the place it had."""
@@ -61,32 +63,44 @@ class Preemption:
         self._stats.preemptions += 1
         self._queue.push(request, now)
 
-    def _choose(self, spared: Callable[[Request], bool], blocks: int, places: int, *, promises: bool) -> list[Request]:
+    def _choose(
+        self, request: Request, spared: Callable[[Request], bool], blocks: int, places: int, *, promises: Promises
+    ) -> list[Request]:
         """The lowest of those that run, up to the first that is spared, until all that is lacking would come free.
 
         Args:
+            request: who lacks it.
             spared: whether a request, and all above it, must not give way.
-            blocks: how many must come free.
+            blocks: how many must come free for the request's codec.
             places: how many must.
-            promises: whether blocks that were promised to a victim count.
+            promises: what has to be kept. What was promised to a victim need not be, if it is among that.
         """
+
+        def relief(ended: list[Request]) -> Relief:
+            return Relief(request.pool, promises, ended, with_promised=promises is self._running.promised)
+
         victims: list[Request] = []
-        dropped: Counter[int] = Counter()  # references that the victims' end takes from each block
-        freed = 0
+        useless: list[Request] = []  # unless others that hold the same blocks, or extents, give way, too
+        so_far = relief([])
         for candidate in self._running.lowest_first():
+            freed = so_far.blocks
             if freed >= blocks and len(victims) >= places:
                 break
             if spared(candidate):
                 return []
             if candidate.in_flight or self._running.has_guarantee(candidate):
                 continue
-            freeing = [block for block in candidate.table.blocks if self._pool.would_free(block, dropped[block] + 1)]
-            gain = len(freeing) + (candidate.promised if promises else 0)
-            if gain or len(victims) < places:
-                victims.append(candidate)
-                dropped.update(candidate.table.blocks)
-                freed += gain
-        return victims if freed >= blocks and len(victims) >= places else []
+            so_far.add(candidate)
+            if so_far.blocks <= freed and len(victims) >= places:
+                useless.append(candidate)
+            victims.append(candidate)
+        if so_far.blocks < blocks or len(victims) < places:
+            return []
+        for candidate in useless:
+            others = [victim for victim in victims if victim is not candidate]
+            if relief(others).blocks >= blocks:
+                victims = others
+        return victims
 
     def _swap_out(self, request: Request) -> SwappedTail | None:
         """Keep what nobody else holds of the request's KV, if bringing it back is cheaper than computing it again.
@@ -96,18 +110,18 @@ class Preemption:
         """
         if self._swap is None or not request.computed:
             return None
-        blocks, gap = request.table.blocks, request.table.gap
-        first = sum(1 for _ in itertools.takewhile(lambda block: self._pool.refs[block] > 1, blocks))
+        pool, blocks, gap = request.pool, request.table.blocks, request.table.gap
+        first = sum(1 for _ in itertools.takewhile(lambda block: pool.refs[block] > 1, blocks))
         if gap.tokens:  # nothing behind it can be a hit
-            first = min(first, gap.front // self._pool.block_tokens)
+            first = min(first, gap.front // pool.block_tokens)
         if first == len(blocks):
             return None
-        front = first * self._pool.block_tokens
+        front = first * pool.block_tokens
         most = None if request.layout is None else request.layout.attended(request.computed)
         recomputing = self._cost.chunk_seconds(front, request.computed - front, most)
-        if self._cost.known and recomputing <= self._swap.seconds_for(len(blocks) - first):
+        if self._cost.known and recomputing <= self._swap.seconds_for(len(blocks) - first, pool.codec):
             return None
-        ticket = self._swap.put(blocks[first:])
+        ticket = self._swap.put(blocks[first:], pool.codec)
         if ticket is None:
             return None
         self._stats.swapped_out += 1

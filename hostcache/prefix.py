@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .blocks import BlockPool
+from .codec import Codec
 from .errors import BlockStateError, UsageError
 from .namespace import Namespace
-from .pins import PrefixPins
+from .pins import PinRoom, PrefixPins
 from .prefix_node import TOKEN_BYTES, PrefixHit, PrefixNode, PrefixRun, bytes_of, common_tokens, resident_below, walk
 
 __all__ = ["Namespace", "PrefixCache", "PrefixHit", "PrefixNode"]
@@ -30,8 +32,9 @@ class PrefixCache:
     Args:
         pool: holds the blocks; the cache becomes its evictor.
         wrap: turns a node's token bytes into its dictionary key; tests pass one with a weak hash.
-        max_pinned: most blocks that may be pinned; None: half of the pool.
+        max_pinned: most blocks that may be pinned, or how many extents by all codecs together; None: half of the pool.
         clock: seconds, for the end of pins.
+        numbers: where nodes get theirs, if caches of several codecs are used beside each other.
 
     Attributes:
         on_invalidate: set by whoever keeps what this cache knows somewhere else; called with the arguments of
@@ -54,8 +57,9 @@ class PrefixCache:
         pool: BlockPool,
         wrap: Callable[[bytes], bytes] | None = None,
         *,
-        max_pinned: int | None = None,
+        max_pinned: PinRoom | int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        numbers: Iterator[int] | None = None,
     ) -> None:
         self._pool = pool
         self._wrap = wrap or (lambda tokens: tokens)
@@ -63,10 +67,24 @@ class PrefixCache:
         self._roots: dict[bytes, PrefixNode] = {}
         self._versions: dict[bytes, str] = {}  # namespace key -> prompt version
         self._by_block: dict[int, PrefixNode] = {}
-        self._next_number = 0
-        self._pins = PrefixPins(pool, pool.total // 2 if max_pinned is None else max_pinned, clock)
+        self._numbers = itertools.count(1) if numbers is None else numbers
+        room = max_pinned if isinstance(max_pinned, PinRoom) else PinRoom(pool.extents, max_pinned)
+        self._pins = PrefixPins(pool, room, clock)
         self.on_invalidate: Callable[[Namespace | None, str | None], object] | None = None
         pool.evict = self._evict
+
+    def of(self, codec: Codec) -> PrefixCache:
+        """Itself, for its own codec: where one codec is in use, a cache does for `PrefixCaches`.
+
+        Raises:
+            UsageError: it knows blocks of another codec.
+        """
+        if codec is not self._pool.codec:
+            raise UsageError(
+                f"this prefix cache knows {self._pool.codec.name} blocks, not {codec.name} ones: use PrefixCaches",
+                codec=codec.name,
+            )
+        return self
 
     @property
     def resident(self) -> int:
@@ -354,5 +372,4 @@ class PrefixCache:
             node = parent
 
     def _new_node(self, parent: PrefixNode | None, tokens: bytes) -> PrefixNode:
-        self._next_number += 1
-        return PrefixNode(self._next_number, parent, tokens)
+        return PrefixNode(next(self._numbers), parent, tokens)

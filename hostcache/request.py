@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .blocks import BlockPool
+from .codec import Codec
 from .errors import RockpageError
 from .fairness import ClientAccount
 from .prefix import Namespace, PrefixNode
@@ -176,6 +178,16 @@ class Request:
     @table.setter
     def table(self, table: BlockTable) -> None:
         self._table = table
+
+    @property
+    def pool(self) -> BlockPool:
+        """Where its blocks come from."""
+        return self._table.pool
+
+    @property
+    def codec(self) -> Codec:
+        """How its KV is stored."""
+        return self._table.pool.codec
 
     @property
     def computed(self) -> int:

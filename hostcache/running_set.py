@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 from .decode_batch import RANK, DecodeBatch
 from .dedup import ComingBlocks
-from .prefix import PrefixCache
+from .extents import ExtentPool
+from .prefix_caches import PrefixSource
+from .promises import Promises
 from .request import Request, RequestState
 from .scheduler_config import SchedulerConfig
 from .window import WindowLayout
@@ -24,28 +26,28 @@ class RunningSet:
     as admission: nobody has to take blocks from it again, and it need not give way.
 
     Args:
-        prefix: where nodes are held, over the pool that blocks come from.
+        prefix: where nodes are held, over the pools that blocks come from.
         config: limits.
-        pool_blocks: blocks in the pool.
+        extents: the memory of these pools.
         block_tokens: tokens per block.
 
     Attributes:
         decoding: those that decode.
         prefilling: the others, in order of rank.
         coming: what the others will publish next.
-        promised: blocks promised to all.
-        guaranteed: of those, blocks promised to requests that must not be preempted.
+        promised: what was promised to all.
+        guaranteed: of that, what was promised to requests that must not be preempted.
     """
 
-    def __init__(self, prefix: PrefixCache, config: SchedulerConfig, pool_blocks: int, block_tokens: int) -> None:
+    def __init__(self, prefix: PrefixSource, config: SchedulerConfig, extents: ExtentPool, block_tokens: int) -> None:
         self.decoding = DecodeBatch(config.max_sequences, block_tokens)
         self.prefilling: list[Request] = []
         self.coming = ComingBlocks(block_tokens)
-        self.promised = 0
-        self.guaranteed = 0
+        self.promised = Promises()
+        self.guaranteed = Promises()
         self._prefix = prefix
         self._max_preemptions = config.max_preemptions
-        self._pool_blocks = pool_blocks
+        self._extents = extents
 
     def __len__(self) -> int:
         """Requests that run."""
@@ -74,7 +76,7 @@ class RunningSet:
     def add_fork(self, child: Request, parent: Request) -> None:
         """A request runs from now on with all that its parent, which runs, has computed."""
         assert parent.node is not None
-        self._prefix.hold_node(parent.node)
+        self._prefix.of(parent.codec).hold_node(parent.node)
         child.table, child.node, child.published = parent.table.fork(), parent.node, parent.published
         child.computed = child.hit_tokens = parent.computed
         self.add(child)
@@ -112,7 +114,7 @@ class RunningSet:
         needed = table.blocks_needed((request.most_computed if guaranteed else request.length) - table.length)
         if request.layout is not None:
             needed = max(0, min(needed, self._most_blocks(request, request.layout) - len(table.blocks)))
-        self._promise(request, min(needed, self._pool_blocks - len(table.blocks)))
+        self._promise(request, min(needed, table.pool.total - len(table.blocks)))
 
     def _most_blocks(self, request: Request, layout: WindowLayout) -> int:
         """Blocks that a request with a window holds at most, counting those that it may pass and not get back."""
@@ -130,7 +132,7 @@ class RunningSet:
         self._promise(request, 0)
         request.table.release()
         if request.node is not None:
-            self._prefix.release_node(request.node)
+            self._prefix.of(request.codec).release_node(request.node)
             request.node = None
 
     def _take_out_of_prefilling(self, request: Request) -> None:
@@ -142,6 +144,7 @@ class RunningSet:
         if not change:
             return
         request.promised = blocks
-        self.promised += change
+        self.promised.change(request.pool, change)
         if self.has_guarantee(request):
-            self.guaranteed += change
+            self.guaranteed.change(request.pool, change)
+            self._extents.thrifty = self.guaranteed.total > 0

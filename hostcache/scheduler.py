@@ -9,19 +9,21 @@ from collections.abc import Callable, Sequence
 from numpy.typing import ArrayLike
 
 from .block_cache import BlockCache
+from .codec import FP16, Codec
 from .deadlines import Deadlines
 from .errors import RockpageError, UsageError
 from .intake import Intake, require_terms
 from .lifecycle import Lifecycle
 from .preemption import Preemption
-from .prefix import Namespace, PrefixCache
+from .prefix import Namespace
+from .prefix_caches import PrefixSource
 from .request import FinishReason, Request
 from .scheduler_config import SchedulerConfig
 from .scheduler_state import SchedulerState, SwapRoom
 from .scheduler_stats import SchedulerStats
 from .step import StepPlan
 from .step_filler import Drafts, StepFiller
-from .table import TurnBlock
+from .table import TurnAnyBlock
 from .window import AttentionWindow
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
@@ -39,11 +41,12 @@ class Scheduler:
 
     Args:
         cache: the pool and its bytes; nobody else keeps blocks of it over a step.
-        prefix: the prefix cache over the same pool.
+        prefix: the prefix cache over the same pool; where several codecs are in use, `PrefixCaches`.
         config: limits and rules.
         clock: seconds, from any beginning: all times here are its times.
         swap: where preempted requests may leave their KV; None: it is computed again.
-        turn: turns the keys of a block by some positions, for requests that slide; None: there are none.
+        turn: turns the keys of a block by some positions, for requests that slide; None: there are none. For a codec
+            other than fp16 it is given that, too.
 
     Attributes:
         config: as given.
@@ -67,12 +70,12 @@ class Scheduler:
     def __init__(
         self,
         cache: BlockCache,
-        prefix: PrefixCache,
+        prefix: PrefixSource,
         config: SchedulerConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
         swap: SwapRoom | None = None,
-        turn: TurnBlock | None = None,
+        turn: TurnAnyBlock | None = None,
     ) -> None:
         self._state = SchedulerState.begin(cache, prefix, config, swap, turn)
         self.config = config
@@ -114,6 +117,7 @@ class Scheduler:
         max_queue_seconds: float | None = None,
         window: AttentionWindow | None = None,
         slide: bool = False,
+        codec: Codec = FP16,
     ) -> Request:
         """Accept a request; it waits until a step admits it.
 
@@ -132,15 +136,17 @@ class Scheduler:
             window: what each of its tokens sees; None: all before it, or what the model's own window says.
             slide: it may go on past the context, its prompt included: what it still sees is then turned to earlier
                 positions. It needs a window, its own or the model's.
+            codec: how its KV is stored; requests share it only with others of the same codec.
 
         Raises:
             RequestRefused: it can never fit, or too many wait already; the message says by how much.
             UsageError: it is to slide without a window, without `max_tokens` or where nothing can turn keys; or it
-                wants a window of its own though the model has one; or a term is of a wrong type, or NaN.
+                wants a window of its own though the model has one; or a term is of a wrong type, or NaN; or the pool
+                does not serve the codec.
         """
         require_terms(priority, client, deadline, max_queue_seconds)
         now = self._clock()
-        request = self._intake.request(prompt, namespace, max_tokens, window, slide=slide)
+        request = self._intake.request(prompt, namespace, max_tokens, window, codec, slide=slide)
         request.priority = priority
         request.account = self._state.accounts.open(client)
         request.deadline = math.inf if deadline is None else deadline

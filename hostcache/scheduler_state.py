@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .block_cache import BlockCache
-from .blocks import BlockPool
+from .codec import Codec
+from .extents import ExtentPool
 from .fairness import ClientAccounts
 from .prefix import PrefixCache
+from .prefix_caches import PrefixSource
+from .request import Request
 from .running_set import RunningSet
 from .scheduler_config import SchedulerConfig
 from .scheduler_stats import SchedulerStats
 from .step_cost import StepCost
 from .swap import SwapTicket
-from .table import TurnBlock
+from .table import TurnAnyBlock
 from .waiting_queue import WaitingQueue
 
 __all__ = ["SchedulerState", "SwapRoom"]
@@ -24,7 +27,7 @@ __all__ = ["SchedulerState", "SwapRoom"]
 class SwapRoom(Protocol):
     """Where preempted requests may leave blocks; `SwapSpace` is one, and says what each call does."""
 
-    def put(self, blocks: Sequence[int]) -> SwapTicket | None:
+    def put(self, blocks: Sequence[int], codec: Codec, /) -> SwapTicket | None:
         """Copy blocks out; None: no room."""
 
     def take(self, ticket: SwapTicket, blocks: Sequence[int]) -> None:
@@ -33,7 +36,7 @@ class SwapRoom(Protocol):
     def drop(self, ticket: SwapTicket) -> None:
         """Nobody will take them."""
 
-    def seconds_for(self, blocks: int) -> float:
+    def seconds_for(self, blocks: int, codec: Codec, /) -> float:
         """How long putting and taking so many will take."""
 
 
@@ -43,8 +46,7 @@ class SchedulerState:
 
     Attributes:
         cache: the pool and its bytes.
-        pool: the pool.
-        prefix: the prefix cache over it.
+        prefix: what is known of prompts.
         config: limits and rules.
         swap: where preempted requests may leave their KV.
         turn: turns the keys of a block; None: nobody can, and no request slides.
@@ -56,11 +58,10 @@ class SchedulerState:
     """
 
     cache: BlockCache
-    pool: BlockPool
-    prefix: PrefixCache
+    prefix: PrefixSource
     config: SchedulerConfig
     swap: SwapRoom | None
-    turn: TurnBlock | None
+    turn: TurnAnyBlock | None
     stats: SchedulerStats
     cost: StepCost
     accounts: ClientAccounts
@@ -71,16 +72,15 @@ class SchedulerState:
     def begin(
         cls,
         cache: BlockCache,
-        prefix: PrefixCache,
+        prefix: PrefixSource,
         config: SchedulerConfig,
         swap: SwapRoom | None,
-        turn: TurnBlock | None,
+        turn: TurnAnyBlock | None,
     ) -> SchedulerState:
         """Nobody waits and nobody runs."""
         accounts = ClientAccounts(config.client_weights)
         return cls(
             cache=cache,
-            pool=cache.pool,
             prefix=prefix,
             config=config,
             swap=swap,
@@ -89,5 +89,14 @@ class SchedulerState:
             cost=StepCost(),
             accounts=accounts,
             queue=WaitingQueue(accounts, config.ageing_seconds),
-            running=RunningSet(prefix, config, cache.pool.total, cache.pool.block_tokens),
+            running=RunningSet(prefix, config, cache.extents, cache.geometry.block_tokens),
         )
+
+    @property
+    def extents(self) -> ExtentPool:
+        """The memory of all codecs' blocks."""
+        return self.cache.extents
+
+    def prefix_of(self, request: Request) -> PrefixCache:
+        """The prefix cache over the request's pool."""
+        return self.prefix.of(request.pool.codec)

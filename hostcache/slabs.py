@@ -93,6 +93,10 @@ class SlabPool(BlockPool):
         """Whether the extent serves this codec."""
         return extent in self._slabs
 
+    def busy_in(self, extent: int) -> int:
+        """Blocks of an extent of this codec's that are used or fenced."""
+        return self._slabs[extent].busy
+
     def give_up(self, extent: int) -> None:
         """Evict what is cached in an idle extent, which returns it."""
         for block in self._blocks_of(extent):
@@ -150,9 +154,9 @@ class SlabPool(BlockPool):
             extent = min(partial)
             slab = self._slabs[extent]
             return self._take(extent, slab, slab.free & -slab.free)
-        block = next(block for block in self._cached if self._slabs[self._extent_of(block)].busy)
+        block = next(block for block in self._cached if self._slabs[self.extent_of(block)].busy)
         self.evict_block(block)
-        extent = self._extent_of(block)
+        extent = self.extent_of(block)
         return self._take(extent, self._slabs[extent], self._bit(extent, block))
 
     def _take(self, extent: int, slab: _Slab, bit: int) -> int:
@@ -177,7 +181,7 @@ class SlabPool(BlockPool):
         if self._fences[block]:
             self._fenced.add(block)
             return
-        self._slabs[self._extent_of(block)].busy -= 1
+        self._slabs[self.extent_of(block)].busy -= 1
         if self._kept[block]:
             self._add_cached(block)
         else:
@@ -185,12 +189,12 @@ class SlabPool(BlockPool):
 
     def _add_cached(self, block: int) -> None:
         super()._add_cached(block)
-        extent = self._extent_of(block)
+        extent = self.extent_of(block)
         if not self._slabs[extent].busy:
             self.idle[extent] = self.extents.clock
 
     def _add_free(self, block: int) -> None:
-        extent = self._extent_of(block)
+        extent = self.extent_of(block)
         slab = self._slabs[extent]
         slab.free |= self._bit(extent, block)
         self._vacant += 1
@@ -207,13 +211,10 @@ class SlabPool(BlockPool):
 
     def _revive(self, block: int) -> None:
         if block in self._cached:
-            extent = self._extent_of(block)
+            extent = self.extent_of(block)
             self._slabs[extent].busy += 1
             self.idle.pop(extent, None)
         super()._revive(block)
-
-    def _extent_of(self, block: int) -> int:
-        return block - block % self.extents.units
 
     def _bit(self, extent: int, block: int) -> int:
         return 1 << (block - extent) // self.span

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .codec import FP16
 from .decode_batch import DecodeRows
 from .request import Request
 
@@ -51,6 +52,7 @@ class StepPlan:
         tables: int32 `[sequences, width]`, block ids; unused entries are 0.
         windowing: int32 `[3, sequences]`: `windows`, `sinks`, and by how many positions a sequence was turned back.
             None: no sequence has a window.
+        codecs: uint8 `[sequences]`, `Codec.code` of each sequence's blocks. None: all are fp16.
     """
 
     decodes: list[Request]
@@ -63,6 +65,7 @@ class StepPlan:
     context_lens: NDArray[np.int32]
     tables: NDArray[np.int32]
     windowing: NDArray[np.int32] | None = None
+    codecs: NDArray[np.uint8] | None = None
 
     @property
     def rows(self) -> int:
@@ -78,6 +81,11 @@ class StepPlan:
     def sinks(self) -> NDArray[np.int32] | None:
         """First tokens that they see besides, int32 `[sequences]`."""
         return None if self.windowing is None else self.windowing[1]
+
+    @property
+    def row_codecs(self) -> NDArray[np.uint8] | None:
+        """The codec of each row, uint8 `[rows]`; None: all are fp16."""
+        return None if self.codecs is None else np.repeat(self.codecs, np.diff(self.query_starts))
 
     @property
     def attended(self) -> int:
@@ -124,8 +132,12 @@ class StepPlan:
         starts, logits = np.arange(count + 1, dtype=np.int32), np.arange(count)
         own = decodes.tokens, decodes.positions, decodes.slots, logits, starts, decodes.context_lens
         if not prefills:
-            return cls(decodes.requests, prefills, *own, decodes.tables, decodes.windowing)
-        tokens, positions, slots, logit_rows, query_starts, context_lens, tables, windowing = _arrays_of(prefills)
+            return cls(decodes.requests, prefills, *own, decodes.tables, decodes.windowing, decodes.codecs)
+        tokens, positions, slots, logit_rows, query_starts, context_lens, tables, windowing, codecs = _arrays_of(
+            prefills
+        )
+        if codecs is not None or decodes.codecs is not None:
+            codecs = np.concatenate([_codes_or_fp16(decodes.codecs, count), _codes_or_fp16(codecs, len(prefills))])
         if windowing is not None or decodes.windowing is not None:
             parts = (decodes.windowing, count), (windowing, len(prefills))
             windowing = np.concatenate([_or_none(part, sequences) for part, sequences in parts], axis=1)
@@ -140,6 +152,7 @@ class StepPlan:
             np.concatenate((decodes.context_lens, context_lens)),
             _one_below_the_other(decodes.tables, tables),
             windowing,
+            codecs,
         )
 
 
@@ -152,8 +165,9 @@ _Arrays = tuple[
     NDArray[np.int32],
     NDArray[np.int32],
     "NDArray[np.int32] | None",
+    "NDArray[np.uint8] | None",
 ]
-"""As in `StepPlan`, from `tokens` to `windowing`."""
+"""As in `StepPlan`, from `tokens` to `codecs`."""
 
 
 def _arrays_of(chunks: Sequence[Chunk]) -> _Arrays:
@@ -181,7 +195,10 @@ def _arrays_of(chunks: Sequence[Chunk]) -> _Arrays:
     windowing = None
     if any(chunk.request.layout is not None for chunk in chunks):
         windowing = np.array([_windowing_of(chunk.request) for chunk in chunks], dtype=np.int32).T.copy()
-    return tokens, positions, slots, logit_rows, query_starts, context_lens, tables, windowing
+    codecs = None
+    if any(chunk.request.codec is not FP16 for chunk in chunks):
+        codecs = np.array([chunk.request.codec.code for chunk in chunks], dtype=np.uint8)
+    return tokens, positions, slots, logit_rows, query_starts, context_lens, tables, windowing, codecs
 
 
 def _windowing_of(request: Request) -> tuple[int, int, int]:
@@ -193,6 +210,11 @@ def _windowing_of(request: Request) -> tuple[int, int, int]:
 def _or_none(windowing: NDArray[np.int32] | None, sequences: int) -> NDArray[np.int32]:
     """As given, or that none of the sequences has a window."""
     return np.zeros((3, sequences), dtype=np.int32) if windowing is None else windowing
+
+
+def _codes_or_fp16(codecs: NDArray[np.uint8] | None, sequences: int) -> NDArray[np.uint8]:
+    """As given, or that all of the sequences are fp16."""
+    return np.full(sequences, FP16.code, dtype=np.uint8) if codecs is None else codecs
 
 
 def _one_below_the_other(upper: NDArray[np.int32], lower: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .admission import Admission
+from .codec import FP16
 from .decode_batch import RANK
 from .errors import RequestFailed, RockpageError
 from .lifecycle import Lifecycle
@@ -45,8 +47,8 @@ class StepFiller:
         self.decodes: list[Request] = []
         self.chunks: list[Chunk] = []
         self._geometry = state.cache.geometry
-        self._pool = state.pool
-        self._prefix = state.prefix
+        self._state = state
+        self._extents = state.extents
         self._config = state.config
         self._stats = state.stats
         self._cost = state.cost
@@ -103,8 +105,9 @@ class StepFiller:
         """
         if not self._blocks_will_return and not any(map(self._awaits_fence, self._running.lowest_first())):
             raise RockpageError(
-                f"no progress: {len(self._queue)} requests wait, {len(self._running)} run, "
-                f"{self._pool.available} of {self._pool.total} blocks are available and no request holds the others"
+                f"no progress: {len(self._queue)} requests wait, {len(self._running)} run, {self._extents.common} of "
+                f"{self._extents.total} {'blocks' if self._extents.units == 1 else 'extents'} are available and no "
+                "request holds the others"
             )
 
     def _make_way(self, now: float) -> None:
@@ -130,7 +133,7 @@ class StepFiller:
         self.decodes = batch.requests.copy()  # known before any of them takes a slot, should one raise
         turning, places = batch.at_turn(), batch.without_room()
         stuck: list[Request] = []
-        if turning or (len(places) and (self._running.guaranteed or not batch.grow(places, self._pool))):
+        if turning or (len(places) and (self._running.guaranteed.total or not self._grow_together(places))):
             growing = [batch.requests[place] for place in places.tolist()]
             # In order of rank: nobody gives way who has got a slot. It may have given way when its turn comes.
             due = sorted({*turning, *growing}, key=RANK)
@@ -174,7 +177,7 @@ class StepFiller:
             most = min(request.limit - 1, request.next_turn) - request.length
             before = request.attended + 1  # the newest one
             count = budget.spare(before, min(len(draft), most))
-            if self._running.promised + request.table.blocks_needed(count) > self._pool.available:
+            if self._running.promised.missing(request.pool, request.table.blocks_needed(count)) > 0:
                 count = min(count, request.table.own_until - request.table.length)
             if count < 1:
                 continue
@@ -197,7 +200,7 @@ class StepFiller:
                 if request is None:
                     break
                 aside.append(request)
-                if blocks_at_most(request.layout, self._geometry.blocks_for(request.length)) > self._pool.total:
+                if blocks_at_most(request.layout, self._geometry.blocks_for(request.length)) > request.pool.total:
                     self._queue.put_back(aside.pop())
                     self._fail(request)  # it filled the pool together with a fork of itself, and lost its place
                     continue
@@ -218,13 +221,27 @@ class StepFiller:
         finally:
             for request in aside:
                 self._queue.put_back(request)
-        if blocked and not len(self._running) and self._prefix.pinned and not self._blocks_will_return:
+        if blocked and not len(self._running) and self._state.prefix.pinned and not self._blocks_will_return:
             self._fail(blocked[0])
 
     @property
     def _blocks_will_return(self) -> bool:
         """Whether there are blocks that nobody holds and that cannot be had for now: fenced or withheld ones."""
-        return self._pool.available + self._pool.used < self._pool.total
+        return bool(self._extents.withheld) or self._fenced
+
+    @property
+    def _fenced(self) -> bool:
+        """Whether a running copy keeps a block that nobody refers to."""
+        return any(pool.fenced for pool in self._state.cache.pools.values())
+
+    def _grow_together(self, places: NDArray[np.intp]) -> bool:
+        """Give those that decode and need a block one each; False: there are not enough, or a shared one is copied."""
+        batch = self._running.decoding
+        if batch.only_pool is not None:
+            return batch.grow(places, batch.only_pool)
+        parts = batch.by_pool(places)
+        fit = self._extents.fit({pool: len(part) for pool, part in parts.items()})
+        return fit and all(batch.grow(part, pool) for pool, part in parts.items())
 
     def _grow(self, request: Request, count: int, now: float) -> bool:
         """Give a request's next tokens slots, at the expense of those below it if need be."""
@@ -248,10 +265,11 @@ class StepFiller:
     def _turn(self, request: Request, now: float) -> bool:
         """Turn a request's keys back, so that it can go on, at the expense of those below it if need be."""
         assert self._turn_block is not None  # no request slides without
+        turn = self._turn_block if request.codec is FP16 else partial(self._turn_block, codec=request.codec)
         missing = self._missing(request, request.table.blocks_to_turn())
         if missing > 0 and not self._make_room(request, missing, now):
             return False
-        request.table.turn(self._turn_block)
+        request.table.turn(turn)
         self._running.update(request)
         return True
 
@@ -259,7 +277,7 @@ class StepFiller:
         """How many of the blocks that a running request needs are not there for it."""
         # What was promised to others that must not be preempted is theirs.
         own = request.promised if self._running.has_guarantee(request) else 0
-        return blocks + self._running.guaranteed - own - self._pool.available
+        return self._running.guaranteed.missing(request.pool, blocks - own)
 
     def _make_room(self, request: Request, missing: int, now: float) -> bool:
         """Preempt requests below this one for the blocks that it lacks; False: they have not got that many."""
@@ -274,37 +292,37 @@ class StepFiller:
         A tail behind a fence stays as it is: somebody may be copying what it held for another request.
         """
         tail = request.table.shared_tail
-        if tail is None or not self._pool.would_free(tail):
+        if tail is None or not request.pool.would_free(tail):
             return False
-        self._prefix.forget(tail)
+        self._state.prefix_of(request).forget(tail)
         return True
 
     def _awaits_fence(self, request: Request) -> bool:
         """Whether somebody is copying a block that the request's next token would land in, or that is to be turned."""
         tail = request.table.shared_tail
         if request.computed == request.next_turn:
-            return any(map(self._pool.is_fenced, request.table.blocks))
-        return tail is not None and self._pool.is_fenced(tail)
+            return any(map(request.pool.is_fenced, request.table.blocks))
+        return tail is not None and request.pool.is_fenced(tail)
 
     def _stand_back(self, request: Request, now: float) -> None:
         """Nobody can go on, and this is the lowest of them: wait for fences, give way, or fail."""
-        if self._pool.fenced or self._awaits_fence(request):
+        if self._fenced or self._awaits_fence(request):
             return
-        if len(self._running) > 1 or self._pool.withheld:
+        if len(self._running) > 1 or self._extents.withheld:
             self._preemption.preempt(request, now)
         else:
             self._fail(request)
 
     def _fail(self, request: Request) -> None:
-        pinned = self._prefix.pinned
+        pinned, pool = self._state.prefix.pinned, request.pool
         error = RequestFailed(
-            f"request {request.id} has grown to {request.length} tokens and the pool of {self._pool.total} blocks of "
-            f"{self._pool.block_tokens} has no room for the next one"
+            f"request {request.id} has grown to {request.length} tokens and the pool of {pool.total} blocks of "
+            f"{pool.block_tokens} has no room for the next one"
             + (f" beside {pinned} pinned ones: unpin some, or" if pinned else ":")
             + " give the pool more memory",
             id=request.id,
             tokens=request.length,
-            total=self._pool.total,
+            total=pool.total,
             pinned=pinned,
         )
         self._lifecycle.end(request, FinishReason.FAILED, error)

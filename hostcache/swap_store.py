@@ -1,4 +1,4 @@
-"""Where swapped blocks lie: memory, or a file without a name. Slots of one block's size, by number."""
+"""Where swapped blocks lie: memory, or a file without a name. Slots of one unit's size, by number."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["FileStore", "MemoryStore", "SwapStore"]
 
 
 class SwapStore(Protocol):
-    """A fixed number of slots, each of one block's bytes."""
+    """A fixed number of slots of one size."""
 
     def write(self, slot: int, content: NDArray[np.uint8]) -> None:
-        """Keep a block's bytes in a slot.
+        """Keep bytes, at most as many as a slot holds, in a slot.
 
         Raises:
             OSError: they cannot be kept; the slot holds nothing.
         """
 
-    def read(self, slot: int) -> NDArray[np.uint8]:
-        """A slot's bytes, all there when this returns; valid until the next write.
+    def read(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+        """The bytes that were written, so many, all there when this returns; valid until the next write.
 
         Raises:
             OSError: they cannot be read, or are not those that were written.
@@ -55,11 +55,11 @@ class MemoryStore:
 
     def write(self, slot: int, content: NDArray[np.uint8]) -> None:
         """See `SwapStore.write`; memory never refuses."""
-        self._slot(slot)[:] = content
+        self._slot(slot)[: len(content)] = content
 
-    def read(self, slot: int) -> NDArray[np.uint8]:
+    def read(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """See `SwapStore.read`; memory never refuses."""
-        return self._slot(slot)
+        return self._slot(slot)[:nbytes]
 
     def close(self) -> None:
         """Give the memory back. Safe to call twice."""
@@ -111,9 +111,9 @@ class FileStore:
             written = os.pwrite(self._file.fileno(), left, offset)
             left, offset = left[written:], offset + written
 
-    def read(self, slot: int) -> NDArray[np.uint8]:
+    def read(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """See `SwapStore.read`."""
-        content = np.empty(self._slot_bytes, np.uint8)
+        content = np.empty(nbytes, np.uint8)
         left, offset = content.data, slot * self._slot_bytes
         while left:
             got = os.preadv(self._file.fileno(), [left], offset)

@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 from .blocks import BlockPool
 from .errors import UsageError
 
-__all__ = ["NO_GAP", "BlockTable", "CopyBlock", "TableGap", "TurnBlock"]
+__all__ = ["NO_GAP", "BlockTable", "CopyBlock", "TableGap", "TurnAnyBlock", "TurnBlock"]
 
 CopyBlock = Callable[[int, int, int], None]
 """`copy(source, destination, tokens)` copies the first `tokens` tokens of a block, all layers."""
 
 TurnBlock = Callable[[int, int, int], None]
 """`turn(source, destination, by)` copies a block, all layers, its keys turned on by `by` positions, or back."""
+
+TurnAnyBlock = Callable[..., None]
+"""`turn(source, destination, by)` for fp16 blocks; with `codec=` for others."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from hostcache.codec import FP16, Codec
 from hostcache.errors import BlockStateError
 from hostcache.swap import SwapTicket
 
@@ -37,11 +38,11 @@ class ModelledSwap:
         """Blocks that it holds."""
         return sum(self._held.values())
 
-    def put(self, blocks: Sequence[int]) -> SwapTicket | None:
+    def put(self, blocks: Sequence[int], codec: Codec = FP16) -> SwapTicket | None:
         """Take blocks out of the pool; None: no room."""
         if len(blocks) > self.free:
             return None
-        ticket = SwapTicket(next(self._ids), len(blocks))
+        ticket = SwapTicket(next(self._ids), len(blocks), codec)
         self._held[ticket.id] = ticket.blocks
         self.free -= ticket.blocks
         self._seconds += ticket.blocks * self._block_seconds
@@ -68,7 +69,7 @@ class ModelledSwap:
             raise BlockStateError(f"swap ticket {ticket.id} was used before", id=ticket.id)
         self.free += ticket.blocks
 
-    def seconds_for(self, blocks: int) -> float:
+    def seconds_for(self, blocks: int, _codec: Codec = FP16) -> float:
         """How long putting and taking so many takes."""
         return 2 * blocks * self._block_seconds
 

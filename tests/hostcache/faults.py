@@ -139,7 +139,7 @@ def _(original: Any) -> Any:
     return prune
 
 
-@of_method(BlockPool, "_raise_fence", "fences are ignored")
+@of_method(BlockPool, "raise_fence", "fences are ignored")
 def _(original: Any) -> Any:
     def raise_fence(self: BlockPool, block: int) -> None:
         self._fences[block] += 0
@@ -147,7 +147,7 @@ def _(original: Any) -> Any:
     return raise_fence
 
 
-@of_method(BlockPool, "_lower_fence", "a fence is never lowered")
+@of_method(BlockPool, "lower_fence", "a fence is never lowered")
 def _(original: Any) -> Any:
     return lambda self, block: None
 

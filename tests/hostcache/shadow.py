@@ -368,8 +368,8 @@ class ShadowEngine:
             elif not need <= promised[request.id] <= need + 1:  # by now it may need no copy of its tail any more
                 raise Fault(f"request {request.id} needs {need} blocks and was promised {promised[request.id]}")
             self.seen["guaranteed"] += guaranteed and config.max_preemptions > 0
-        if running.promised != sum(promised.values()):
-            raise Fault(f"promises {promised} do not add up to {running.promised}")
+        if running.promised.total != sum(promised.values()):
+            raise Fault(f"promises {promised} do not add up to {running.promised.total}")
         for request in self.live:
             if request.preemptions > config.max_preemptions and request.id not in self.shed:
                 raise Fault(f"request {request.id} lost its blocks {request.preemptions} times")

@@ -141,7 +141,7 @@ def test_the_cap_is_kept_and_a_refusal_changes_nothing() -> None:
     assert home.cache.pin(HOME, ids("IJKL"), "right", 60) == 4
     assert home.cache.pin(HOME, ids("abcdefgh"), "right", 60) == 8  # pinned already: no more blocks
     home.check()
-    assert Pins4(total=9).cache._pins.max_blocks == 4  # half by default: the rest is everybody's
+    assert Pins4(total=9).cache._pins._room.most == 4  # half by default: the rest is everybody's
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])

@@ -244,7 +244,7 @@ def test_the_cheaper_of_swapping_and_computing_is_chosen(
 ) -> None:
     bench = Bench(blocks=7, swap_blocks=8, max_skips=0)
     assert bench.swap is not None
-    monkeypatch.setattr(bench.swap, "seconds_for", lambda blocks: 0.001 * blocks)
+    monkeypatch.setattr(bench.swap, "seconds_for", lambda blocks, _codec: 0.001 * blocks)
     first, second = bench.submit(10), bench.submit(10, start=100)
     for _ in range(30):
         if second.preemptions:

@@ -35,8 +35,8 @@ POOL = group(
     ),
     (
         "the blocks behind fences count as available",
-        "return len(self._free) + len(self._cached) +",
-        "return len(self._free) + len(self._cached) + len(self._fenced) +",
+        "own = len(self._free) + len(self._cached)",
+        "own = len(self._free) + len(self._cached) + len(self._fenced)",
     ),
     (
         "a fence does not outlast its block's owner",
@@ -132,7 +132,7 @@ PREFIX = group(
     ("publishing goes on behind what was invalidated", "if not node.alive:", "if False:"),
     ("invalidated nodes stay alive", "node.alive = False", "pass"),
     ("invalidation spares the prompt version it was asked for", "if prompt_version in (None, version)", "if prompt_version is None"),
-    ("node numbers are reused", "self._next_number += 1", "self._next_number = len(self._by_block) + 1"),
+    ("node numbers are reused", "PrefixNode(next(self._numbers), parent, tokens)", "PrefixNode(len(self._by_block) + 1, parent, tokens)"),
     ("a node is removed while a sequence stands on it", "node.tails or node.holders)", "node.tails)"),
     ("a node is removed while it has children", "(node.block >= 0 or node.children or node.tails or node.holders)", "(node.block >= 0 or node.holders)"),
     ("nodes are never removed", "while node.alive and not", "while False and not"),

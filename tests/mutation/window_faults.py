@@ -62,7 +62,7 @@ WINDOW_FAULTS = [
         "hostcache/step_filler.py",
         SHADOW,
         ("a prompt is computed across a turn", "        count = min(count, request.next_turn - start)\n", ""),
-        ("the last one that waits to be turned fails", "        if request.computed == request.next_turn:\n            return any(map(self._pool.is_fenced, request.table.blocks))\n", ""),
+        ("the last one that waits to be turned fails", "        if request.computed == request.next_turn:\n            return any(map(request.pool.is_fenced, request.table.blocks))\n", ""),
         ("guesses go across a turn", "most = min(request.limit - 1, request.next_turn) - request.length", "most = request.limit - 1 - request.length"),
     ),
     *group(
@@ -75,7 +75,7 @@ WINDOW_FAULTS = [
     *group(
         "hostcache/preemption.py",
         SHADOW,
-        ("shared blocks behind a gap are left out of the swap space", "            first = min(first, gap.front // self._pool.block_tokens)\n", "            pass\n"),
+        ("shared blocks behind a gap are left out of the swap space", "            first = min(first, gap.front // pool.block_tokens)\n", "            pass\n"),
     ),
     *group(
         "hostcache/running_set.py",
@@ -91,7 +91,7 @@ WINDOW_FAULTS = [
     *group(
         "hostcache/intake.py",
         SHADOW,
-        ("a fork sees all", "parent.prompt_length, parent.namespace, parent.layout)", "parent.prompt_length, parent.namespace, None)"),
+        ("a fork sees all", "parent.namespace, parent.layout, codec=parent.codec", "parent.namespace, None, codec=parent.codec"),
         ("a session's tokens end where the pool does", "        if layout is None:\n            limit = min(", "        if True:\n            limit = min("),
     ),
 ]

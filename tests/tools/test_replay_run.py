@@ -255,6 +255,6 @@ def test_every_so_often_every_block_is_looked_at(monkeypatch: pytest.MonkeyPatch
         free[-1] = free[-2]
         yield TraceRequest(99.0, 1, 1)
 
-    with pytest.raises(BlockStateError, match="a block is twice in the free heap"):
+    with pytest.raises(BlockStateError, match="an extent is twice in the free heap"):
         replay.run(trace())
     assert replay._measure.steps == 2
