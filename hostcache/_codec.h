@@ -2,18 +2,31 @@
  *
  * A row of `head_dim` floats is first rotated (rp_rotate), then cut into groups, each of which becomes one fp16 scale
  * and as many codes:  value = scale * level(code).  Where the bytes lie is said in block_layout.py, which codec does
- * what in codec.py. */
+ * what in codec.py.
+ *
+ * Whoever includes this compiles with -ffp-contract=off: a product and a sum that become one are rounded otherwise. */
 #ifndef RP_CODEC_H
 #define RP_CODEC_H
 
 #include <stdint.h>
+#include <string.h>
+
+#include "_fp16.h"
 
 enum { RP_FP16 = 0, RP_INT8 = 1, RP_INT4 = 2 };
 
-/* Largest code of int8, and the largest level of int4. */
-#define RP_INT8_TOP 127
+/* The largest level of every codec, and what the largest element of a group becomes. */
+#define RP_TOP 127
 
-static const int8_t rp_int4_levels[16] = {-112, -96, -80, -64, -48, -32, -16, 0, 16, 32, 48, 64, 80, 96, 112, 127};
+/* Most elements of a head that is quantised. Source: our choice; models have at most 256. */
+#define RP_MOST_HEAD_DIM 1024
+
+/* What a code of int4 stands for: the levels that suit a normal distribution best (Lloyd 1957, Max 1960, for 16
+ * levels), which rotated rows come close to; 2.733 standard deviations are 127. */
+static const int8_t rp_int4_levels[16] = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127};
+
+/* Level |n| of the positive half is nearest to what is above n - 1 of these, of values rounded to -127..127. */
+static const int8_t rp_int4_bounds[7] = {12, 24, 37, 51, 66, 85, 111};
 
 /* Elements that share a scale. */
 static inline int32_t rp_codec_group(int32_t codec, int32_t head_dim)
@@ -59,6 +72,36 @@ static inline void rp_unpack(int32_t codec, const uint8_t *codes, int32_t head_d
             levels[start + i] = rp_int4_levels[codes[i] & 15];
             levels[start + half + i] = rp_int4_levels[codes[i] >> 4];
         }
+}
+
+/* One token of a row of a block, in float32, scaled and rotated back; whoever wants fp16 rounds it.
+ *
+ * row  the row's first byte: block_tokens tokens' codes, then their scales */
+static inline void rp_decode_token(int32_t codec, const uint8_t *row, int32_t token, int32_t block_tokens,
+                                   int32_t head_dim, float *x)
+{
+    if (codec == RP_FP16) {
+        uint16_t half;
+        for (int32_t i = 0; i < head_dim; i++) {
+            memcpy(&half, row + 2 * ((int64_t)token * head_dim + i), sizeof half);
+            x[i] = rp_f32_from_f16(half);
+        }
+        return;
+    }
+    int8_t levels[RP_MOST_HEAD_DIM];
+    const int32_t group = rp_codec_group(codec, head_dim), groups = head_dim / group;
+    const int64_t token_bytes = codec == RP_INT8 ? head_dim : head_dim / 2;
+    const uint8_t *scales = row + block_tokens * token_bytes + (int64_t)token * groups * 2;
+
+    rp_unpack(codec, row + token * token_bytes, head_dim, levels);
+    for (int32_t g = 0; g < groups; g++) {
+        uint16_t half;
+        memcpy(&half, scales + 2 * g, sizeof half);
+        const float scale = rp_f32_from_f16(half);
+        for (int32_t i = g * group; i < (g + 1) * group; i++)
+            x[i] = scale * levels[i];
+    }
+    rp_rotate(x, head_dim, rp_codec_rotation(codec, head_dim));
 }
 
 #endif

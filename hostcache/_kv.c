@@ -1,90 +1,109 @@
-/* Writing K and V into the pool's fp16 blocks, and copying a block. */
+/* Writing K and V into the pool's blocks, reading them back, and copying a block. */
 #include <stdint.h>
 #include <string.h>
 
-#include "_fp16.h"
-#include "_isa.h"
+#include "_codec.h"
 #include "_kv.h"
-
-typedef void row_converter(const float *src, uint16_t *dst, int64_t n);
-
-static void convert_row_plain(const float *src, uint16_t *dst, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        dst[i] = rp_f16_from_f32(src[i]);
-}
-
-#if RP_AVX2
-__attribute__((target("avx2,f16c"))) static void convert_row_avx2(const float *src, uint16_t *dst, int64_t n)
-{
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128((__m128i *)(dst + i), _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT));
-    convert_row_plain(src + i, dst + i, n - i);
-}
-#elif RP_NEON
-static void convert_row_neon(const float *src, uint16_t *dst, int64_t n)
-{
-    int64_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        vst1_u16(dst + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(src + i))));
-    convert_row_plain(src + i, dst + i, n - i);
-}
-#endif
-
-static row_converter *best_converter(void)
-{
-#if RP_AVX2
-    return rp_has_avx2() ? convert_row_avx2 : convert_row_plain;
-#elif RP_NEON
-    return convert_row_neon;
-#else
-    return convert_row_plain;
-#endif
-}
+#include "_rows.h"
 
 /* Set when the module is loaded, before any thread can write. */
-static row_converter *convert_row;
+static const rp_row_ops *row_ops;
 
-__attribute__((constructor)) static void choose_converter(void)
+__attribute__((constructor)) static void choose_row_ops(void)
 {
-    convert_row = best_converter();
+    row_ops = rp_row_ops_named("auto");
 }
 
 int rp_kv_use_isa(const char *isa)
 {
-    if (!strcmp(isa, "auto"))
-        convert_row = best_converter();
-    else if (!strcmp(isa, "plain"))
-        convert_row = convert_row_plain;
-#if RP_AVX2
-    else if (!strcmp(isa, "avx2") && rp_has_avx2())
-        convert_row = convert_row_avx2;
-#elif RP_NEON
-    else if (!strcmp(isa, "neon"))
-        convert_row = convert_row_neon;
-#endif
-    else
+    const rp_row_ops *named = rp_row_ops_named(isa);
+    if (!named)
         return -1;
+    row_ops = named;
     return 0;
 }
 
-void rp_kv_write(uint8_t *pool, int64_t block_bytes, int64_t layer_offset, int64_t kv_bytes, int32_t block_tokens,
-                 int32_t kv_heads, int32_t head_dim, const int64_t *slots, int64_t rows, const float *k,
-                 int64_t k_stride, const float *v, int64_t v_stride)
+/* Bytes of one token's codes in a row, and of its scales. */
+static int64_t token_bytes_of(int32_t codec, int32_t head_dim)
 {
-    const int64_t token_bytes = (int64_t)head_dim * (int64_t)sizeof(uint16_t);
-    const int64_t head_bytes = block_tokens * token_bytes;
+    return codec == RP_FP16 ? 2 * (int64_t)head_dim : codec == RP_INT8 ? head_dim : head_dim / 2;
+}
 
+static int64_t scale_bytes_of(int32_t codec, int32_t head_dim)
+{
+    return codec == RP_FP16 ? 0 : 2 * (int64_t)(head_dim / rp_codec_group(codec, head_dim));
+}
+
+/* Write one token of a row. Rows and tokens are at even addresses but for int8 heads of an odd size. */
+static void write_token(int32_t codec, const float *src, uint8_t *row, int64_t offset, int32_t block_tokens,
+                        int32_t head_dim)
+{
+    const int64_t token_bytes = token_bytes_of(codec, head_dim);
+    uint8_t *codes = row + offset * token_bytes;
+    if (codec == RP_FP16) {
+        row_ops->convert(src, (uint16_t *)codes, head_dim);
+        return;
+    }
+    uint16_t *scales = (uint16_t *)(row + block_tokens * token_bytes + offset * scale_bytes_of(codec, head_dim));
+    rp_encode_row(row_ops, codec, src, head_dim, codes, scales);
+}
+
+void rp_kv_write(uint8_t *pool, int64_t unit_bytes, const int64_t *row_bytes, int32_t layer, int32_t block_tokens,
+                 int32_t kv_heads, int32_t head_dim, const int64_t *slots, const uint8_t *codecs, int64_t rows,
+                 const float *k, int64_t k_stride, const float *v, int64_t v_stride)
+{
     for (int64_t r = 0; r < rows; r++) {
         if (slots[r] < 0)
             continue;
+        const int32_t codec = codecs ? codecs[r] : RP_FP16;
+        const int64_t block = slots[r] / block_tokens, offset = slots[r] % block_tokens;
+        const int64_t step = row_bytes[codec], v_offset = kv_heads * step;
+        uint8_t *to = pool + block * unit_bytes + 2 * layer * v_offset;
+        for (int32_t h = 0; h < kv_heads; h++, to += step) {
+            write_token(codec, k + r * k_stride + (int64_t)h * head_dim, to, offset, block_tokens, head_dim);
+            write_token(codec, v + r * v_stride + (int64_t)h * head_dim, to + v_offset, offset, block_tokens, head_dim);
+        }
+    }
+}
+
+int64_t rp_kv_misfit(const int64_t *slots, const uint8_t *codecs, int64_t rows, int32_t block_tokens,
+                     const int64_t *spans, int64_t units)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        const int32_t codec = codecs ? codecs[r] : RP_FP16;
+        if (codec > RP_INT4 || !spans[codec])
+            return r;
         const int64_t block = slots[r] / block_tokens;
-        const int64_t offset = slots[r] % block_tokens;
-        uint8_t *to = pool + block * block_bytes + layer_offset + offset * token_bytes;
-        for (int32_t h = 0; h < kv_heads; h++, to += head_bytes) {
-            convert_row(k + r * k_stride + (int64_t)h * head_dim, (uint16_t *)to, head_dim);
-            convert_row(v + r * v_stride + (int64_t)h * head_dim, (uint16_t *)(to + kv_bytes), head_dim);
+        if (slots[r] >= 0 && (block % spans[codec] || block + spans[codec] > units))
+            return r;
+    }
+    return -1;
+}
+
+/* One token of a row as fp16. */
+static void read_token(int32_t codec, const uint8_t *row, int32_t token, int32_t block_tokens, int32_t head_dim,
+                       uint16_t *to)
+{
+    if (codec == RP_FP16) { /* as it lies, so that not even the bits of NaN change */
+        memcpy(to, row + 2 * (int64_t)token * head_dim, 2 * (size_t)head_dim);
+        return;
+    }
+    float x[RP_MOST_HEAD_DIM];
+    rp_decode_token(codec, row, token, block_tokens, head_dim, x);
+    row_ops->convert(x, to, head_dim);
+}
+
+void rp_kv_read(const uint8_t *pool, int64_t unit_bytes, int64_t row_bytes, int32_t codec, int32_t layer,
+                int32_t block_tokens, int32_t kv_heads, int32_t head_dim, const int64_t *blocks, int64_t tokens,
+                uint16_t *k, uint16_t *v)
+{
+    const int64_t v_offset = kv_heads * row_bytes;
+    for (int64_t t = 0; t < tokens; t++) {
+        const int32_t token = (int32_t)(t % block_tokens);
+        const uint8_t *row = pool + blocks[t / block_tokens] * unit_bytes + 2 * layer * v_offset;
+        for (int32_t h = 0; h < kv_heads; h++, row += row_bytes, k += head_dim, v += head_dim) {
+            read_token(codec, row, token, block_tokens, head_dim, k);
+            read_token(codec, row + v_offset, token, block_tokens, head_dim, v);
         }
     }
 }
@@ -101,17 +120,20 @@ void rp_kv_note(const int64_t *slots, int64_t rows, int32_t block_tokens, int32_
     }
 }
 
-void rp_kv_copy_block(uint8_t *pool, int64_t block_bytes, int64_t row_bytes, int64_t runs, int64_t token_bytes,
-                      int64_t src, int64_t dst, int64_t tokens)
+void rp_kv_copy_block(uint8_t *pool, int64_t unit_bytes, int64_t row_bytes, int64_t runs, int32_t codec,
+                      int32_t block_tokens, int32_t head_dim, int64_t src, int64_t dst, int64_t tokens)
 {
-    const uint8_t *from = pool + src * block_bytes;
-    uint8_t *to = pool + dst * block_bytes;
-    const int64_t bytes = tokens * token_bytes;
+    const int64_t token_bytes = token_bytes_of(codec, head_dim), scale_bytes = scale_bytes_of(codec, head_dim);
+    const int64_t scales_offset = block_tokens * token_bytes;
+    const uint8_t *from = pool + src * unit_bytes;
+    uint8_t *to = pool + dst * unit_bytes;
 
-    if (bytes == row_bytes) {
-        memcpy(to, from, (size_t)block_bytes);
+    if (tokens == block_tokens) {
+        memcpy(to, from, (size_t)(runs * row_bytes));
         return;
     }
-    for (int64_t run = 0; run < runs; run++)
-        memcpy(to + run * row_bytes, from + run * row_bytes, (size_t)bytes);
+    for (int64_t run = 0; run < runs; run++, from += row_bytes, to += row_bytes) {
+        memcpy(to, from, (size_t)(tokens * token_bytes));
+        memcpy(to + scales_offset, from + scales_offset, (size_t)(tokens * scale_bytes));
+    }
 }

@@ -6,27 +6,48 @@ class _Lib:
     def rp_kv_write(
         self,
         pool: CData,
-        block_bytes: int,
-        layer_offset: int,
-        kv_bytes: int,
+        unit_bytes: int,
+        row_bytes: CData,
+        layer: int,
         block_tokens: int,
         kv_heads: int,
         head_dim: int,
         slots: CData,
+        codecs: CData,
         rows: int,
         k: CData,
         k_stride: int,
         v: CData,
         v_stride: int,
     ) -> None: ...
+    def rp_kv_misfit(
+        self, slots: CData, codecs: CData, rows: int, block_tokens: int, spans: CData, units: int
+    ) -> int: ...
+    def rp_kv_read(
+        self,
+        pool: CData,
+        unit_bytes: int,
+        row_bytes: int,
+        codec: int,
+        layer: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        blocks: CData,
+        tokens: int,
+        k: CData,
+        v: CData,
+    ) -> None: ...
     def rp_kv_note(self, slots: CData, rows: int, block_tokens: int, written: CData, rewrites: CData) -> None: ...
     def rp_kv_copy_block(
         self,
         pool: CData,
-        block_bytes: int,
+        unit_bytes: int,
         row_bytes: int,
         runs: int,
-        token_bytes: int,
+        codec: int,
+        block_tokens: int,
+        head_dim: int,
         src: int,
         dst: int,
         tokens: int,

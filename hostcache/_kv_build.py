@@ -13,7 +13,8 @@ ffi.cdef(DECLARATIONS)
 ffi.set_source(
     "hostcache._kv",
     "#include <stdint.h>\n" + DECLARATIONS,
-    sources=["hostcache/_kv.c"],
-    depends=["hostcache/_kv.h", "hostcache/_fp16.h", "hostcache/_isa.h"],
-    extra_compile_args=["-O3", "-Wall", "-Wextra"],
+    sources=["hostcache/_kv.c", "hostcache/_rows.c"],
+    depends=[f"hostcache/{name}.h" for name in ("_kv", "_rows", "_codec", "_fp16", "_isa")],
+    # Quantised bytes must not depend on the instruction set, so no product and sum become one.
+    extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off"],
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ._kv import ffi, lib
 from .balloon import Balloon
@@ -82,6 +82,9 @@ class PagedKVCache:
         self._region = region
         self._closed = False
         self._base = ffi.from_buffer("uint8_t[]", region.buffer, require_writable=True)
+        # For C, by a codec's number; 0: the pool was not opened for it.
+        self._c_row_bytes = ffi.new("int64_t[3]", [layout.row_bytes for layout in self._layouts.values()])
+        self._c_spans = ffi.new("int64_t[3]", [pool.span for pool in self.pools.values()])
         self._c_rewrites = ffi.from_buffer("int64_t[]", self.rewrites, require_writable=True)
         self._c_written = ffi.from_buffer("int32_t[]", self._written, require_writable=True)
 
@@ -138,9 +141,14 @@ class PagedKVCache:
         return Balloon(self.extents, self._region, self.unit_bytes * self.extents.units)
 
     def write(
-        self, layer: int, slots: NDArray[np.int64], keys: NDArray[np.float32], values: NDArray[np.float32]
+        self,
+        layer: int,
+        slots: NDArray[np.int64],
+        keys: NDArray[np.float32],
+        values: NDArray[np.float32],
+        codecs: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Scatter one layer's keys and values into their slots, rounded to fp16.
+        """Scatter one layer's keys and values into their slots, each as its codec has it.
 
         The caller owns the slots: they belong to blocks that only one table refers to. A sequence's tokens are written
         in order; one that is written again takes back those behind it.
@@ -148,43 +156,45 @@ class PagedKVCache:
         Args:
             layer: layer index.
             slots: int64 `[rows]`; a negative slot skips its row.
-            keys: float32 `[rows, kv_heads, head_dim]`, C-contiguous, rotated.
+            keys: float32 `[rows, kv_heads, head_dim]`, C-contiguous, rotated by position.
             values: float32 `[rows, kv_heads, head_dim]`, C-contiguous.
+            codecs: uint8 `[rows]`, `Codec.code` of each row's table; None: all are fp16.
 
         Raises:
-            UsageError: a shape, a dtype, the layer or a slot does not fit; nothing was written.
+            UsageError: a shape, a dtype, the layer, a slot or a codec does not fit; nothing was written.
         """
         self._check_open()
         geometry = self.geometry
         rows = len(slots)
         expected = (rows, geometry.kv_heads, geometry.head_dim)
-        for name, array, shape, dtype in (
-            ("slots", slots, (rows,), np.int64),
-            ("keys", keys, expected, np.float32),
-            ("values", values, expected, np.float32),
-        ):
-            if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
-                raise UsageError(
-                    f"{name} must be contiguous {np.dtype(dtype).name} {shape}, got {array.dtype} {array.shape}",
-                    name=name,
-                    shape=array.shape,
-                )
-        if rows and not (0 <= layer < geometry.layers and int(slots.max()) < self.units * geometry.block_tokens):
+        _check_array("slots", slots, (rows,), np.int64)
+        _check_array("keys", keys, expected, np.float32)
+        _check_array("values", values, expected, np.float32)
+        c_slots, c_codecs = ffi.from_buffer("int64_t[]", slots), ffi.NULL
+        if codecs is not None:
+            _check_array("codecs", codecs, (rows,), np.uint8)
+            c_codecs = ffi.from_buffer("uint8_t[]", codecs)
+        row = lib.rp_kv_misfit(c_slots, c_codecs, rows, geometry.block_tokens, self._c_spans, self.units)
+        if row >= 0 or (rows and not 0 <= layer < geometry.layers):
+            slot, code = int(slots[row]), 0 if codecs is None else int(codecs[row])
             raise UsageError(
-                f"layer {layer} or slot {int(slots.max())} is outside {geometry.layers} layers of {self.units} blocks",
+                f"layer {layer} or slot {slot} of codec {code} is outside {geometry.layers} layers of {self.units} "
+                f"blocks for {', '.join(self.pools)}",
                 layer=layer,
+                slot=slot,
+                codec=code,
             )
-        c_slots = ffi.from_buffer("int64_t[]", slots)
         lib.rp_kv_note(c_slots, rows, geometry.block_tokens, self._c_written + layer * self.units, self._c_rewrites)
         lib.rp_kv_write(
             self._base,
             self.unit_bytes,
-            layer * geometry.layer_bytes,
-            geometry.kv_bytes,
+            self._c_row_bytes,
+            layer,
             geometry.block_tokens,
             geometry.kv_heads,
             geometry.head_dim,
             c_slots,
+            c_codecs,
             rows,
             ffi.from_buffer("float[]", keys),
             geometry.kv_heads * geometry.head_dim,
@@ -210,15 +220,14 @@ class PagedKVCache:
             )
         self.rewrites[destination] += 1
         self._written[:, destination] = tokens
-        if codec.scaled:
-            self._whole(destination, codec)[:] = self._whole(source, codec)
-            return
         lib.rp_kv_copy_block(
             self._base,
             self.unit_bytes,
-            geometry.row_bytes,
+            self._layouts[codec.name].row_bytes,
             geometry.layers * 2 * geometry.kv_heads,
-            geometry.head_dim * geometry.itemsize,
+            codec.code,
+            geometry.block_tokens,
+            geometry.head_dim,
             source,
             destination,
             tokens,
@@ -258,23 +267,27 @@ class PagedKVCache:
         self._written[:, block] = tokens
         whole[:] = content
 
-    def read(self, layer: int, blocks: Sequence[int], tokens: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+    def read(
+        self, layer: int, blocks: Sequence[int], tokens: int, codec: Codec = FP16
+    ) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
         """Copy out one layer's keys and values of a table's first tokens: for tests and tools, not for a hot path.
 
         Args:
             layer: layer index.
             blocks: block ids, first position first.
             tokens: how many tokens to read.
+            codec: the table's.
 
         Returns:
-            Keys and values, fp16 `[tokens, kv_heads, head_dim]`, owned by the caller.
+            Keys and values, fp16 `[tokens, kv_heads, head_dim]`, owned by the caller: as they lie, or scaled, rotated
+            back and rounded once more.
 
         Raises:
             UsageError: the layer or a block is out of range, or the blocks hold fewer tokens.
         """
         self._check_open()
         geometry = self.geometry
-        in_range = 0 <= layer < geometry.layers and all(0 <= block < self.units for block in blocks)
+        in_range = 0 <= layer < geometry.layers and all(self._has(block, codec) for block in blocks)
         if not in_range or not 0 <= tokens <= len(blocks) * geometry.block_tokens:
             raise UsageError(
                 f"cannot read {tokens} tokens of layer {layer} from blocks {list(blocks)}: there are {geometry.layers} "
@@ -283,11 +296,22 @@ class PagedKVCache:
                 blocks=list(blocks),
                 tokens=tokens,
             )
-        shape = (geometry.layers, 2, geometry.kv_heads, geometry.block_tokens, geometry.head_dim)
-        content = [self._whole(block, FP16).view(np.float16).reshape(shape)[layer] for block in blocks]
-        picked = np.array(content).reshape(-1, *shape[1:])  # a copy: [n, 2, kv_heads, block_tokens, head_dim]
-        flat = picked.transpose(1, 0, 3, 2, 4).reshape(2, -1, geometry.kv_heads, geometry.head_dim)
-        return flat[0, :tokens].copy(), flat[1, :tokens].copy()
+        keys, values = np.empty((2, tokens, geometry.kv_heads, geometry.head_dim), np.float16)
+        lib.rp_kv_read(
+            self._base,
+            self.unit_bytes,
+            self._layouts[codec.name].row_bytes,
+            codec.code,
+            layer,
+            geometry.block_tokens,
+            geometry.kv_heads,
+            geometry.head_dim,
+            ffi.from_buffer("int64_t[]", np.array(blocks, np.int64)),
+            tokens,
+            ffi.from_buffer("uint16_t[]", keys, require_writable=True),
+            ffi.from_buffer("uint16_t[]", values, require_writable=True),
+        )
+        return keys, values
 
     def close(self) -> None:
         """Give the region back; whatever would touch it afterwards raises UsageError. Safe to call twice.
@@ -314,6 +338,15 @@ class PagedKVCache:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the cache is closed: its memory has been given back")
+
+
+def _check_array(name: str, array: NDArray[Any], shape: tuple[int, ...], dtype: DTypeLike) -> None:
+    if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
+        raise UsageError(
+            f"{name} must be contiguous {np.dtype(dtype).name} {shape}, got {array.dtype} {array.shape}",
+            name=name,
+            shape=array.shape,
+        )
 
 
 def _whole_extents(geometry: KVGeometry, leanest: Codec, nbytes: int) -> int:

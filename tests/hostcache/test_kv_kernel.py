@@ -37,12 +37,13 @@ def write(  # as the cache calls it: K and V rows lie `stride` floats apart in o
     lib.rp_kv_write(
         ffi.from_buffer("uint8_t[]", pool),
         geometry.block_bytes,
-        layer * geometry.layer_bytes,
-        geometry.kv_bytes,
+        ffi.new("int64_t[3]", [geometry.row_bytes]),
+        layer,
         geometry.block_tokens,
         geometry.kv_heads,
         geometry.head_dim,
         ffi.from_buffer("int64_t[]", np.array(slots, np.int64)),
+        ffi.NULL,
         len(slots),
         base + k_start,
         stride,
@@ -128,6 +129,6 @@ def test_copy_takes_the_first_tokens_of_every_run(tokens: int) -> None:
     runs[2, :, :tokens] = runs[0, :, :tokens]
 
     lib.rp_kv_copy_block(
-        ffi.from_buffer("uint8_t[]", pool), geometry.block_bytes, geometry.row_bytes, 2 * 2 * 3, 16, 0, 2, tokens
+        ffi.from_buffer("uint8_t[]", pool), geometry.block_bytes, geometry.row_bytes, 2 * 2 * 3, 0, 16, 8, 0, 2, tokens
     )
     np.testing.assert_array_equal(pool, expected)

@@ -82,9 +82,9 @@ TABLE = group(
 BYTES = group(
     "hostcache/cache.py",
     "hostcache/test_cache.py",
-    ("a layer is written into the one before", "layer * geometry.layer_bytes,", "layer * geometry.kv_bytes,"),
+    ("every layer is written into the first", "self._c_row_bytes,\n            layer,", "self._c_row_bytes,\n            0,"),
     ("half of a block's rows are copied", "geometry.layers * 2 * geometry.kv_heads,", "geometry.layers * geometry.kv_heads,"),
-    ("the slot behind the pool is written", "int(slots.max()) < self.units", "int(slots.max()) <= self.units"),
+    ("the slot behind the pool is written", "self._c_spans, self.units)", "self._c_spans, self.units + 1)"),
     ("a layer's writes are noted in the first", "self._c_written + layer * self.units", "self._c_written"),
     ("a copied block seems untouched", "        self.rewrites[destination] += 1\n", ""),
     ("a copied block seems empty", "self._written[:, destination] = tokens", "self._written[:, destination] = 0"),

@@ -79,7 +79,8 @@ class WholeShadow(RestartingShadow, SqueezedShadow, WindowedShadow):
         if len(set(plan.slots.tolist())) != plan.rows or not all(map(self.cache.pool.writable, blocks)):
             raise Fault("beams write into one slot, or into a block that is shared or kept")
         values = np.concatenate(written)[:, None]
-        self.cache.write(0, plan.slots, *(np.ascontiguousarray(half) for half in np.split(values, [HEAD_DIM], axis=2)))
+        k, v = (np.ascontiguousarray(half) for half in np.split(values, [HEAD_DIM], axis=2))
+        self.cache.write(0, plan.slots, k, v)
         return np.array(logits, np.float32)
 
 

@@ -1,0 +1,31 @@
+/* What is done to a row of floats on its way into a block, by the best instructions there are. */
+#ifndef RP_ROWS_H
+#define RP_ROWS_H
+
+#include <stdint.h>
+
+typedef struct {
+    /* fp16, to nearest even. */
+    void (*convert)(const float *src, uint16_t *dst, int64_t n);
+    /* As rp_rotate. */
+    void (*rotate)(float *x, int32_t n, int32_t piece);
+    /* The largest magnitude, as the bits of a float: above 0x7f7fffff if there is NaN or infinity. */
+    uint32_t (*peak)(const float *x, int32_t n);
+    /* x * factor, to nearest even, at most 127 and at least -127. None is NaN. */
+    void (*round)(const float *x, int32_t n, float factor, int8_t *rounded);
+    /* A group's codes of int4, n / 2 bytes. */
+    void (*pack)(const int8_t *rounded, int32_t n, uint8_t *codes);
+} rp_row_ops;
+
+/* By name: "plain", "avx2", "neon", or "auto" for the best one here. NULL where this machine cannot run it. */
+const rp_row_ops *rp_row_ops_named(const char *isa);
+
+/* Quantise a row.
+ *
+ * codes   head_dim bytes for int8, half of them for int4
+ * scales  fp16, one a group. A group that holds NaN or infinity, or is beyond every scale, has scale NaN and codes 0:
+ *         it is NaN to whoever reads it, and its token's neighbours are what they are. */
+void rp_encode_row(const rp_row_ops *ops, int32_t codec, const float *src, int32_t head_dim, uint8_t *codes,
+                   uint16_t *scales);
+
+#endif
