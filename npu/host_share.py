@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from .attention import AttentionBatch, AttentionRuntime
 
 __all__ = ["HostShare", "Share"]
+
+_Number = TypeVar("_Number", bound=np.integer[Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,8 @@ class Share:
         np.cumsum(counts, out=starts[1:])
         shift = np.repeat(step.query_starts[sequences] - starts[:-1], counts)
         windows, sinks = (None if counts is None else counts[sequences] for counts in (step.windows, step.sinks))
-        batch = AttentionBatch(starts, step.context_lens[sequences], step.tables[sequences], windows, sinks)
+        codecs = None if step.codecs is None else step.codecs[sequences]
+        batch = AttentionBatch(starts, step.context_lens[sequences], step.tables[sequences], windows, sinks, codecs)
         return cls(batch, (np.arange(starts[-1]) + shift).astype(np.int64))
 
     @classmethod
@@ -48,6 +52,7 @@ class Share:
             np.concatenate([share.batch.tables for share in shares]),
             _one_behind_the_other([share.batch.windows for share in shares]),
             _one_behind_the_other([share.batch.sinks for share in shares]),
+            _one_behind_the_other([share.batch.codecs for share in shares]),
         )
         return cls(batch, np.concatenate([share.rows for share in shares]))
 
@@ -91,7 +96,7 @@ class HostShare:
         self._runtime.close()
 
 
-def _one_behind_the_other(counts: Sequence[NDArray[np.int32] | None]) -> NDArray[np.int32] | None:
+def _one_behind_the_other(counts: Sequence[NDArray[_Number] | None]) -> NDArray[_Number] | None:
     """Of shares of one step: all have them, or none."""
     given = [array for array in counts if array is not None]
     return np.concatenate(given) if given else None

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hostcache.block_layout import BlockLayout
+from hostcache.codec import CODECS
 from hostcache.errors import DimensionTooLarge, UsageError
 from hostcache.geometry import KVGeometry
 from staging import MASKED, Buckets, GatherPlan, StagingBuffer, StagingLayout
@@ -146,11 +148,12 @@ class LaunchPlanner:
 
     Args:
         geometry: of the cache.
-        pool_blocks: blocks in its pool.
+        units: in its pool; a block's id is the number of its first one. In a pool for fp16 alone they are its blocks.
         heads: query heads, a multiple of the KV heads.
         buckets: lengths that contexts are padded to.
         batches: counts that decoding sequences are padded to, ascending.
         tiled: K and V lie as the NPU keeps them.
+        unit_bytes: bytes of a unit of the pool; None: those of an fp16 block.
 
     Attributes:
         buffer_bytes: bytes a staging buffer needs: those of the largest launch over the largest bucket that is not a
@@ -164,12 +167,13 @@ class LaunchPlanner:
     def __init__(
         self,
         geometry: KVGeometry,
-        pool_blocks: int,
+        units: int,
         heads: int,
         buckets: Buckets,
         *,
         batches: Sequence[int] = BATCHES,
         tiled: bool = False,
+        unit_bytes: int | None = None,
     ) -> None:
         if heads < 1 or heads % geometry.kv_heads:
             raise UsageError(
@@ -182,7 +186,8 @@ class LaunchPlanner:
         if list(batches) != sorted({1, *batches}) or batches[0] != 1:
             raise UsageError(f"batches must rise from 1, got {tuple(batches)}", batches=tuple(batches))
         self._geometry = geometry
-        self._pool_blocks = pool_blocks
+        self._units = units
+        self._unit_bytes = unit_bytes
         self._group = heads // geometry.kv_heads
         self._buckets = buckets
         self._batches = tuple(batches)
@@ -245,7 +250,17 @@ class LaunchPlanner:
         before = np.concatenate([cut.before, np.zeros(padding, np.int32)])
         hidden = np.concatenate([cut.hidden, np.full((padding, 2), (0, first), np.int64)])
         tables = np.concatenate([share.batch.tables, np.repeat(share.batch.tables[:1], padding, axis=0)])
-        plan = GatherPlan.build(self._geometry, self._pool_blocks, tables, lengths, layout, hidden=hidden)
+        codecs = share.batch.codecs
+        plan = GatherPlan.build(
+            self._geometry,
+            self._units,
+            tables,
+            lengths,
+            layout,
+            unit_bytes=self._unit_bytes,
+            codecs=None if codecs is None else np.concatenate([codecs, np.repeat(codecs[:1], padding)]),
+            hidden=hidden,
+        )
         return Launch(plan, lengths, before, share.rows.reshape(share.batch.sequences, -1), share, self._group)
 
     def _parts(self, batch: AttentionBatch, sequence: int) -> Iterator[Part]:
@@ -261,19 +276,31 @@ class LaunchPlanner:
         sequences = [part.sequence for part in parts]
         windows, sinks = (None if counts is None else counts[sequences] for counts in (batch.windows, batch.sinks))
         tables = np.stack([part.table(batch.tables) for part in parts])
+        codecs = None if batch.codecs is None else batch.codecs[sequences]
         share = Share(
-            AttentionBatch(starts, lengths, tables, windows, sinks),
+            AttentionBatch(starts, lengths, tables, windows, sinks, codecs),
             (first[:, np.newaxis] + np.arange(rows)).ravel(),
         )
         tokens = int(lengths.sum())
         work = Work(
-            kv_bytes=tokens * geometry.bytes_per_token // geometry.layers,
+            kv_bytes=self._kv_bytes(lengths, codecs),
             staged_bytes=layout.nbytes,
             multiply_adds=2 * rows * tokens * geometry.kv_heads * self._group * geometry.head_dim,
             gathered_bytes=layout.nbytes,
         )
         before = np.array([part.before for part in parts], np.int32)
         return Cut(layout, work, share, before, np.array([part.hidden for part in parts], np.int64))
+
+    def _kv_bytes(self, lengths: NDArray[np.int32], codecs: NDArray[np.uint8] | None) -> int:
+        """Bytes of one layer's K and V, as they lie in the pool."""
+        if codecs is None:
+            return int(lengths.sum()) * self._geometry.bytes_per_token // self._geometry.layers
+        used = (codec for codec in CODECS.values() if codec.code in codecs)
+        by_codec = {codec.code: BlockLayout(self._geometry, codec).layer_bytes for codec in used}
+        nbytes: int = sum(
+            length * by_codec[code] for length, code in zip(lengths.tolist(), codecs.tolist(), strict=True)
+        )
+        return nbytes // self._geometry.block_tokens
 
     def _bucket(self, part: Part) -> int:
         return self._buckets.fit(part.length + CANARY_TOKENS)

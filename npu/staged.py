@@ -131,7 +131,13 @@ class StagedAttention:
         try:
             self._device = open_device(region.buffer)
             self.launches = LaunchPlanner(
-                cache.geometry, cache.blocks, heads, sizes, batches=batches, tiled=self._device.tiled
+                cache.geometry,
+                cache.units,
+                heads,
+                sizes,
+                batches=batches,
+                tiled=self._device.tiled,
+                unit_bytes=cache.unit_bytes,
             )
             self._arena = StagingArena(region, buffers, self._device, spare=region.nbytes - nbytes)
             self.residency: Residency | None = None
@@ -158,6 +164,7 @@ class StagedAttention:
         self.log = self._planner.log
         self._host = None if host is None else HostShare(host)
         self._steps: dict[int, PlannedStep] = {}  # the step as layers see it, by their windows; empty between steps
+        self._fences = contextlib.ExitStack()  # around the blocks of the step
         self._stuck: list[_InFlight] = []  # runs that did not end in time, with buffers that are still the device's
         self._closed = False
         self._process = os.getpid()
@@ -183,7 +190,7 @@ class StagedAttention:
         self._check_open()
         if self._steps:
             raise UsageError("begin_step came before the previous step's end_step: call end_step first")
-        batch = copy_checked(batch, self._cache.geometry, self._cache.blocks)
+        batch = copy_checked(batch, self._cache.geometry, self._cache.units, self._cache.leanest)
         self._planner.begin_step()
         plans: dict[int, PlannedStep] = {}
         steps: dict[int, PlannedStep] = {}
@@ -193,8 +200,12 @@ class StagedAttention:
             if shown not in plans:
                 plans[shown] = self._planner.plan(view)
             steps[window] = plans[shown]
-        if self._host is not None:
-            self._host.begin(steps[self._windows[0]].host)
+        with contextlib.ExitStack() as fences:
+            for plan in plans.values():
+                self._fence(plan, fences)
+            if self._host is not None:
+                self._host.begin(steps[self._windows[0]].host)
+            self._fences = fences.pop_all()
         self._steps = steps
 
     def attend(self, layer: int, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
@@ -230,6 +241,7 @@ class StagedAttention:
         """
         self._check_open()
         self._steps = {}
+        self._fences.close()
         if self._host is not None:
             self._host.end()
 
@@ -239,6 +251,7 @@ class StagedAttention:
             return
         self._closed = True
         self._steps = {}
+        self._fences.close()
         self._device.close()
         self._take_back()
         if not self._stuck:  # else the device still reads and writes there
@@ -247,6 +260,15 @@ class StagedAttention:
             self._arena.close()
         if self._host is not None:
             self._host.close()
+
+    def _fence(self, plan: PlannedStep, fences: contextlib.ExitStack) -> None:
+        """Keep the blocks that launches copy out of from being reused before the step has ended.
+
+        Once for all layers: block by block it takes longer than copying them.
+        """
+        for planned in plan.launches:
+            for part in planned.launch.plan.parts:
+                fences.enter_context(self._cache.pool_of(part.rows.codec).fence(part.blocks))
 
     def _attend_staged(
         self, launches: list[PlannedLaunch], layer: int, q: NDArray[np.float32], out: NDArray[np.float32]

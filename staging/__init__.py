@@ -3,6 +3,7 @@
 from .arena import StagingArena
 from .buckets import DEFAULT_BUCKETS, Buckets
 from .buffer import BufferState, DeviceMemory, StagingBuffer
+from .gather_part import GatherPart
 from .layout import ALIGNMENT, MARK_CHANNELS, MASKED, TILE_CHANNELS, TOKEN_MULTIPLE, Place, StagingLayout
 from .plan import GatherPlan
 from .residency import Residency, ResidentCopy
@@ -17,6 +18,7 @@ __all__ = [
     "Buckets",
     "BufferState",
     "DeviceMemory",
+    "GatherPart",
     "GatherPlan",
     "Place",
     "Residency",

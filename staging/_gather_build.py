@@ -14,6 +14,6 @@ ffi.set_source(
     "staging._gather",
     "#include <stdint.h>\n" + DECLARATIONS,
     sources=["staging/_gather.c"],
-    depends=["staging/_gather.h"],
+    depends=["hostcache/_isa.h", "staging/_copy.h", "staging/_gather.h"],
     extra_compile_args=["-O3", "-Wall", "-Wextra"],
 )

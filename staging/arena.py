@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hostcache.errors import Misaligned, StagingError, UsageError
 from hostcache.region import Region
 
@@ -100,6 +98,6 @@ class StagingArena:
             RegionError: somebody still holds a view of the memory.
         """
         for buffer in self.buffers:
-            buffer.memory = np.empty(0, np.uint8)
+            buffer.close()
         self.buffers = []
         self._region.close()

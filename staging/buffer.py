@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import enum
-import functools
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +13,10 @@ from hostcache.cache import PagedKVCache
 from hostcache.errors import OutsideArena, UsageError, WrongState
 
 from ._gather import ffi, lib
-from .layout import FP16_BYTES, MARK_CHANNELS, MASKED, Place, StagingLayout
+from .layout import FP16_BYTES, StagingLayout
 from .plan import GatherPlan
 
-if TYPE_CHECKING:
-    from hostcache._cffi import CData
-
 __all__ = ["BufferState", "DeviceMemory", "StagingBuffer"]
-
-# What K's mark channels hold: of a token that every row of its sequence sees, and of one that none sees.
-_SEEN = ffi.from_buffer("uint8_t[]", np.zeros(MARK_CHANNELS, np.float16))
-_HIDDEN = ffi.from_buffer("uint8_t[]", np.array([MASKED, *[0] * (MARK_CHANNELS - 1)], np.float16))
 
 
 class BufferState(enum.Enum):
@@ -85,6 +77,7 @@ class StagingBuffer:
         self.state = BufferState.FREE
         self._offset = offset  # of `memory` in the arena
         self._device = device
+        self._pointer = ffi.from_buffer("uint8_t[]", memory, require_writable=True)
         self._layout: StagingLayout | None = None  # set by fill, for as long as the buffer is not FREE
 
     def require(self, state: BufferState) -> None:
@@ -107,34 +100,33 @@ class StagingBuffer:
         self.state = BufferState.FILLING
 
     def fill(self, cache: PagedKVCache, plan: GatherPlan, layer: int) -> None:
-        """Copy K and V of one layer out of the cache and zero what lies behind them.
+        """Copy K and V of one layer out of the cache, as fp16, and zero what lies behind them.
 
-        The source blocks are fenced during the copy and not longer: from then on the buffer holds bytes of its own.
+        Nobody may give up the plan's blocks meanwhile: other Python threads run. Afterwards the buffer holds bytes of
+        its own.
 
         Raises:
             WrongState: the buffer is not being filled, or was filled already.
-            UsageError: the plan was made for another cache, or there is no such layer.
+            UsageError: the plan was made for another cache, there is no such layer, or the cache is closed.
             OutsideArena: the plan's operands are larger than a buffer.
         """
         self.require(BufferState.FILLING)
         if self._layout is not None:
             raise WrongState(f"staging buffer {self.index} was filled already: sync or release it", buffer=self.index)
-        self._check_plan(cache, plan, layer)
-        layout = plan.layout
-        keys_shift = layer * plan.geometry.layer_bytes
-        values_shift = keys_shift + plan.geometry.kv_bytes
-        source = ffi.from_buffer("uint8_t[]", cache.buffer)
-        target = ffi.from_buffer("uint8_t[]", self.memory, require_writable=True)
-        copies = ffi.from_buffer("int64_t[]", plan.copies)
-        tails = ffi.from_buffer("int64_t[]", plan.tails)
-        keys_place, values_place = _c_places(layout)
-        with cache.pool.fence(plan.blocks):
-            for start, shift, place in (
-                (layout.keys_offset, keys_shift, keys_place),
-                (layout.values_offset, values_shift, values_place),
-            ):
-                lib.rp_gather(source, shift, target + start, place, copies, len(plan.copies), _SEEN)
-                lib.rp_clear(target + start, place, tails, len(plan.tails), _HIDDEN)
+        prepared, layout = plan.in_c, plan.layout
+        if prepared.checked is not cache:
+            _check_plan(cache, plan)
+            prepared.checked = cache
+        if not 0 <= layer < plan.geometry.layers:
+            raise UsageError(f"layer {layer} is outside 0..{plan.geometry.layers - 1}", layer=layer)
+        if layout.nbytes > len(self.memory):
+            raise OutsideArena(
+                f"{layout.nbytes} bytes of operands do not fit a staging buffer of {len(self.memory)}: "
+                "stage fewer sequences at once",
+                asked=layout.nbytes,
+                buffer_bytes=len(self.memory),
+            )
+        lib.rp_stage(prepared.struct, cache.pointer, layer, self._pointer)
         self._layout = layout
 
     @property
@@ -200,37 +192,21 @@ class StagingBuffer:
         self.state = BufferState.FREE
         self._layout = None
 
+    def close(self) -> None:
+        """Let go of the memory; for who made the buffer."""
+        self.memory = np.empty(0, np.uint8)
+        ffi.release(self._pointer)
+
     def _view(self, offset: int, shape: tuple[int, ...]) -> NDArray[np.float16]:
         nbytes = prod(shape) * FP16_BYTES
         return self.memory[offset : offset + nbytes].view(np.float16).reshape(shape)
 
-    def _check_plan(self, cache: PagedKVCache, plan: GatherPlan, layer: int) -> None:
-        if plan.geometry != cache.geometry or plan.pool_blocks > cache.blocks:
-            raise UsageError(
-                f"the plan is for {plan.pool_blocks} blocks of {plan.geometry}, the cache holds {cache.blocks} of "
-                f"{cache.geometry}",
-                plan=plan.geometry,
-                cache=cache.geometry,
-            )
-        if not 0 <= layer < cache.geometry.layers:
-            raise UsageError(f"layer {layer} is outside 0..{cache.geometry.layers - 1}", layer=layer)
-        if plan.layout.nbytes > len(self.memory):
-            raise OutsideArena(
-                f"{plan.layout.nbytes} bytes of operands do not fit a staging buffer of {len(self.memory)}: "
-                "stage fewer sequences at once",
-                asked=plan.layout.nbytes,
-                buffer_bytes=len(self.memory),
-            )
 
-
-@functools.lru_cache(maxsize=256)  # more than the layouts of one model
-def _c_places(layout: StagingLayout) -> tuple[CData, CData]:
-    """Where a token of keys and one of values goes."""
-    return _c_place(layout.keys_place), _c_place(layout.values_place)
-
-
-def _c_place(place: Place) -> CData:
-    fields = ffi.new("rp_place *")
-    for name, value in vars(place).items():
-        setattr(fields, name, value)
-    return fields
+def _check_plan(cache: PagedKVCache, plan: GatherPlan) -> None:
+    if plan.geometry != cache.geometry or plan.units > cache.units or plan.unit_bytes != cache.unit_bytes:
+        raise UsageError(
+            f"the plan is for {plan.units} blocks of {plan.geometry}, the cache holds {cache.units} of "
+            f"{cache.geometry}",
+            plan=plan.geometry,
+            cache=cache.geometry,
+        )

@@ -22,7 +22,7 @@ from hostcache.cache import PagedKVCache
 
 from .arena import PAGE
 from .buffer import BufferState, DeviceMemory
-from .layout import FP16_BYTES, StagingLayout
+from .layout import StagingLayout
 from .plan import GatherPlan
 from .resident_buffer import FillCounts, Refill, ResidentBuffer
 
@@ -65,7 +65,7 @@ class ResidentCopy:
             edition, growth = 1, plan
         else:
             edition = self._refill.edition + 1
-            growth = _growth(plan, self._kept(sources, before, plan), self._lengths)
+            growth = plan.without(self._kept(sources, before, plan), self._lengths)
         self._refill = Refill(edition, plan, growth, own_tokens)
         self._sources, self._lengths, self._hidden = sources, lengths, plan.hidden
 
@@ -80,7 +80,7 @@ class ResidentCopy:
     def close(self) -> None:
         """Let go of the memory."""
         for buffer in self._buffers:
-            buffer.memory = np.empty(0, np.uint8)
+            buffer.close()
 
     def _kept(self, sources: NDArray[np.int64], before: NDArray[np.int32], plan: GatherPlan) -> NDArray[np.int64]:
         """How many tokens of each sequence are there already, int64 `[batch]`.
@@ -220,37 +220,12 @@ class Residency:
 def _sources(cache: PagedKVCache, plan: GatherPlan) -> NDArray[np.int64]:
     """Where a launch's tokens come from: int64 `[batch, blocks, 3]`; id, generation and rewrites of a block, or -1."""
     geometry, layout = plan.geometry, plan.layout
-    head_0 = plan.copies[:: geometry.kv_heads]  # of each block
-    blocks = head_0[:, 0] // geometry.block_bytes
-    place = head_0[:, 1] // geometry.kv_heads, head_0[:, 2] // geometry.block_tokens
     sources = np.full((layout.batch, -(-layout.tokens // geometry.block_tokens), 3), -1, np.int64)
-    generation = cache.pool.generation
-    sources[place] = np.stack(
-        [blocks, np.array([generation[block] for block in blocks.tolist()]), cache.rewrites[blocks]], axis=1
-    )
+    generation = cache.extents.generation
+    for part in plan.parts:
+        ids = part.ids
+        place = part.runs[:, 1], part.runs[:, 2] // geometry.block_tokens
+        sources[place] = np.stack(
+            [ids, np.array([generation[block] for block in ids.tolist()], np.int64), cache.rewrites[ids]], axis=1
+        )
     return sources
-
-
-def _growth(plan: GatherPlan, kept: NDArray[np.int64], staged: NDArray[np.int32]) -> GatherPlan:
-    """The part of a plan that brings in what is not there yet.
-
-    Args:
-        plan: the whole.
-        kept: int64 `[batch]`; tokens of each sequence that are there.
-        staged: int32 `[batch]`; tokens that are there, right or wrong: behind the valid ones they must be cleared, as
-            the hidden ones are each time.
-    """
-    geometry = plan.geometry
-    sequence = plan.copies[:, 1] // geometry.kv_heads
-    skipped = np.maximum(kept[sequence] - plan.copies[:, 2], 0)  # of a block's tokens, those in front
-    copies = plan.copies.copy()
-    copies[:, 0] += skipped * (geometry.head_dim * FP16_BYTES)
-    copies[:, 2] += skipped
-    copies[:, 3] -= skipped
-    copies = copies[copies[:, 3] > 0]
-    tails = plan.tails.copy()
-    behind = tails[:, 1] + tails[:, 2] == plan.layout.tokens
-    tails[behind, 2] = staged[tails[behind, 0] // geometry.kv_heads] - tails[behind, 1]
-    tails = tails[tails[:, 2] > 0]
-    blocks = np.unique(copies[:, 0] // geometry.block_bytes).tolist()
-    return GatherPlan(geometry, plan.layout, plan.pool_blocks, copies, tails, blocks, plan.hidden)

@@ -113,7 +113,8 @@ def _touched(growth: GatherPlan, own_tokens: int) -> list[tuple[int, int]]:
     own = np.empty((layout.heads, 3), np.int64)
     own[:] = 0, layout.tokens - own_tokens, own_tokens
     own[:, 0] = np.arange(layout.heads)
-    head, first, tokens = np.concatenate([growth.copies[:, 1:], growth.tails, own]).T[..., np.newaxis]
+    by_head = [_by_head(part.runs[:, 1:], layout.kv_heads) for part in growth.parts]
+    head, first, tokens = np.concatenate([*by_head, growth.tails, own]).T[..., np.newaxis]
     starts, ends = [np.array([layout.query_offset])], [np.array([layout.nbytes])]
     for offset, shape in ((layout.keys_offset, layout.keys_shape), (layout.values_offset, layout.values_shape)):
         # [heads, strips, tokens, channels]: within a strip, tokens follow each other. Only tiles make several.
@@ -122,6 +123,13 @@ def _touched(growth: GatherPlan, own_tokens: int) -> list[tuple[int, int]]:
         starts.append(start.ravel())
         ends.append((start + tokens * token_bytes).ravel())
     return _merged(np.concatenate(starts), np.concatenate(ends))
+
+
+def _by_head(runs: NDArray[np.int64], kv_heads: int) -> NDArray[np.int64]:
+    """Sequence, first token and tokens as head, first token and tokens: int64 `[runs * kv_heads, 3]`."""
+    spread = np.repeat(runs, kv_heads, axis=0)
+    spread[:, 0] = (runs[:, :1] * kv_heads + np.arange(kv_heads)).ravel()
+    return spread
 
 
 def _merged(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[int, int]]:

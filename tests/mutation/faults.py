@@ -148,10 +148,9 @@ PREFIX = group(
 GATHER = group(
     "staging/plan.py",
     "staging/test_plan.py",
-    ("what lies behind the last token is copied, too", "np.minimum(geometry.block_tokens, valid[sequence] - first)", "np.full_like(first, geometry.block_tokens)"),
-    ("heads are read a layer apart", "+ head * geometry.row_bytes", "+ head * geometry.kv_bytes"),
+    ("what lies behind the last token is copied, too", "np.minimum(geometry.block_tokens, lengths[sequence] - first)", "np.full_like(first, geometry.block_tokens)"),
     ("all sequences read the first one's table", "tables[sequence, nth]", "tables[0 * sequence, nth]"),
-    ("the block behind the pool is read", "ids.max() < pool_blocks", "ids.max() <= pool_blocks"),
+    ("the block behind the pool is read", "ids.max() <= highest", "ids.max() <= highest + 1"),
     ("one token behind the last is not zeroed", "valid, layout.tokens - valid]", "valid + 1, layout.tokens - valid - 1]"),
     ("the tail is not zeroed", "valid < layout.tokens]", "valid < 0]"),
     ("a table shorter than its context is followed", "if per_sequence.max(initial=0) > tables.shape[1]:", "if False:"),
@@ -168,14 +167,13 @@ STAGING = [
     *group(
         "staging/buffer.py",
         "staging/test_buffer.py staging/test_plan.py",
-        ("values are read where keys are", "values_shift = keys_shift + plan.geometry.kv_bytes", "values_shift = keys_shift"),
-        ("blocks are not fenced while they are read", "cache.pool.fence(plan.blocks)", "cache.pool.fence([])"),
+        ("a plan that fits one cache fits any", "if prepared.checked is not cache:", "if prepared.checked is None:"),
         ("a buffer is filled twice", "if self._layout is not None:", "if False:"),
         ("a released buffer still seems filled", "self.state = BufferState.FREE\n        self._layout = None\n", "self.state = BufferState.FREE\n"),
         ("the result's place is not synced", "self._device.sync_to_device(self._offset, self.layout.nbytes)", "self._device.sync_to_device(self._offset, self.layout.out_offset)"),
         ("a buffer is handed to the device unsynced", "        self.require(BufferState.READY)\n", ""),
         ("the first buffer is synced whichever was filled", "self._device.sync_from_device(self._offset + ", "self._device.sync_from_device("),
-        ("operands larger than a buffer are copied", "if plan.layout.nbytes > len(self.memory):", "if False:"),
+        ("operands larger than a buffer are copied", "if layout.nbytes > len(self.memory):", "if False:"),
     ),
     *group(
         "staging/arena.py",
@@ -186,18 +184,35 @@ STAGING = [
     *group(
         "staging/residency.py",
         "staging/test_residency.py staging/test_residency_stateful.py",
-        ("a copy outlives its blocks' owner", "np.array([generation[block] for block in blocks.tolist()])", "0 * blocks"),
-        ("what was written again stays in a copy", "cache.rewrites[blocks]", "0 * blocks"),
+        ("a copy outlives its blocks' owner", "np.array([generation[block] for block in ids.tolist()], np.int64)", "0 * ids"),
+        ("what was written again stays in a copy", "cache.rewrites[ids]", "0 * ids"),
         ("what a copy never held counts as kept", "np.minimum(np.minimum(blocks * block_tokens, self._lengths), before)", "np.minimum(blocks * block_tokens, before)"),
         ("the step's own token counts as kept", "self._lengths), before)", "self._lengths), before + 1)"),
-        ("a shorter sequence leaves the longer one's tail", "tails = tails[tails[:, 2] > 0]", "tails = tails[:0]"),
-        ("growth begins at the start of its block", "copies[:, 0] += skipped * (geometry.head_dim * FP16_BYTES)", "copies[:, 0] += 0"),
         ("blocks behind one that differs are kept", "same.argmin(axis=1))", "same.shape[1])"),
         ("two launches of a step share a copy", "sum(layout == plan.layout for layout, _ in self._in_step)", "0"),
         ("a copy of this step makes room", "if key not in self._in_step and copy.idle:", "if copy.idle:"),
         ("a copy that a job has makes room", "if key not in self._in_step and copy.idle:", "if key not in self._in_step:"),
         ("copies overlap", "if copy.start - end >= nbytes:", "if copy.start - end >= nbytes // 2:"),
         ("a copy reaches behind the memory", "if len(self._memory) - end >= nbytes else None", "if len(self._memory) - end >= nbytes // 2 else None"),
+    ),
+    *group(
+        "staging/plan.py",
+        "staging/test_residency.py staging/test_residency_stateful.py",
+        ("a shorter sequence leaves the longer one's tail", "np.ascontiguousarray(tails[tails[:, 2] > 0])", "tails[:0]"),
+        ("growth begins at the start of its block", "runs[:, 2] += skipped", "runs[:, 2] += 0"),
+    ),
+    *group(
+        "staging/_gather.c",
+        "staging/test_gather_kernel.py",
+        ("values are read where keys are", "rows.kv_bytes, run);", "0, run);"),
+        ("heads are read a layer apart", "at += rows->row_bytes)", "at += rows->layer_bytes)"),
+        ("a run is read from its block's start", "(int32_t)run[2] % rows->block_tokens", "0"),
+        ("hidden tokens are not marked", "put_marks(to, &p, tokens, mark);", "put_marks(to, &p, tokens, 0);"),
+    ),
+    *group(
+        "staging/_copy.h",
+        "staging/test_gather_kernel.py",
+        ("what is left of a row is not copied", "i < n; i += VECTOR_BYTES", "i < 0; i += VECTOR_BYTES"),
     ),
     *group(
         "staging/resident_buffer.py",
@@ -217,6 +232,13 @@ STAGING = [
 ]
 
 DEVICE = [
+    *group(
+        "npu/staged.py",
+        "npu/test_staged_fences.py",
+        ("blocks are not fenced while they are read", ".fence(part.blocks)", ".fence([])"),
+        ("fences outlast their step", "        self._steps = {}\n        self._fences.close()\n        if self._host is not None:\n            self._host.end()", "        self._steps = {}\n        if self._host is not None:\n            self._host.end()"),
+        ("a failed begin keeps its fences", "        with contextlib.ExitStack() as fences:\n", "        fences = contextlib.ExitStack()\n        if True:\n"),
+    ),
     *group(
         "npu/emulated_device.py",
         "npu/test_emulated_device.py",

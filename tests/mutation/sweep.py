@@ -1,4 +1,4 @@
-"""Plants faults into copies of the packages, one each, and runs tests there."""
+"""Plants faults into copies of the packages, one each, and runs tests there; C is compiled with its fault."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ CONFTEST = """
 from hypothesis import Phase, settings
 settings.register_profile("sweep", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("sweep")
+"""
+
+# What setup.py does, for one module.
+BUILD = """
+import runpy, sys
+from setuptools import Distribution
+from setuptools.command.build_ext import build_ext
+extension = runpy.run_path(sys.argv[1])["ffi"].distutils_extension("build")
+build = build_ext(Distribution({"ext_modules": [extension]}))
+build.inplace = True
+build.ensure_finalized()
+build.run()
 """
 
 
@@ -64,6 +76,8 @@ def run_tests(tests: Sequence[str], fault: Fault | None = None) -> int | None:
             source.write_text(planted(fault), encoding="utf-8")
             for compiled in source.parent.glob(f"__pycache__/{source.stem}.*"):
                 compiled.unlink()
+            if source.suffix != ".py":
+                _build(copy, fault.path)
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/{t}" for t in tests)]
         # Other packages' plugins take longer to import than most faults take to show.
         alone = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -74,6 +88,21 @@ def run_tests(tests: Sequence[str], fault: Fault | None = None) -> int | None:
             ).returncode
         except subprocess.TimeoutExpired:
             return None
+
+
+def _build(copy: Path, path: str) -> None:
+    """Compile the modules that say that they are made of a file.
+
+    Raises:
+        BrokenFault: they cannot be compiled.
+    """
+    for build in copy.glob("*/_*_build.py"):
+        if f'"{path}"' in build.read_text(encoding="utf-8"):
+            done = subprocess.run(
+                [sys.executable, "-c", BUILD, str(build)], cwd=copy, capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise BrokenFault(f"{path} cannot be compiled:\n{done.stderr}")
 
 
 def survivors(faults: Sequence[Fault], workers: int) -> list[Fault]:

@@ -16,7 +16,8 @@ def test_every_fault_still_has_its_place() -> None:
     for fault in FAULTS:
         source = planted(fault)
         assert source != (ROOT / fault.path).read_text(encoding="utf-8"), fault.what
-        compile(source, fault.path, "exec")
+        if fault.path.endswith(".py"):
+            compile(source, fault.path, "exec")
         assert [test for test in fault.tests if not (ROOT / "tests" / test).is_file()] == []
     assert [what for what, count in Counter(fault.what for fault in FAULTS).items() if count > 1] == []
 

@@ -43,14 +43,15 @@ import numpy as np
 from hostcache import _kv
 from npu import _attention
 from staging import _gather
-source, target = np.arange(16, dtype=np.uint8), np.zeros(16, np.uint8)
+pool, buffer = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
 view = _gather.ffi.from_buffer
-place = _gather.ffi.new("rp_place *", {"token_stride": 4, "piece_bytes": 3, "pieces": 1})
-run = np.array([[4, 0, 2, 1]], np.int64)  # from 4 on, to the third token's place: three bytes
-_gather.lib.rp_gather(
-    view("uint8_t[]", source), 1, view("uint8_t[]", target), place, view("int64_t[]", run), 1, _gather.ffi.NULL
-)
-print(target.tolist())
+# One head of 8 channels, two tokens a block: K, then V. The block at 0 has one token, which goes to the first place.
+place = {"head_stride": 32, "token_stride": 16, "piece_stride": 16, "piece_bytes": 16, "pieces": 1}
+run = np.array([[0, 0, 0, 1]], np.int64)
+part = _gather.ffi.new("rp_part[]", [((64, 32, 32, 2, 1, 8, 0), view("int64_t[]", run), 1)])
+plan = _gather.ffi.new("rp_plan *", (place, place, 0, 32, part, 1, _gather.ffi.NULL, 0, 0))
+_gather.lib.rp_stage(plan, view("uint8_t[]", pool), 0, view("uint8_t[]", buffer))
+print(buffer.tolist())
 """
 
 
@@ -61,7 +62,7 @@ def installed(request: pytest.FixtureRequest, environments: Callable[[str, str],
 
 
 def check_the_core(bin_: Path, user_folder: Path) -> None:
-    expected = [0] * 8 + [5, 6, 7] + [0] * 5  # the source is shifted by one
+    expected = [*range(16)] + [0] * 16 + [*range(32, 48)] + [0] * 16
     assert run(bin_ / "python", "-I", "-c", USE_C, cwd=user_folder).strip() == str(expected)
     arguments = ["--geometry", "layers=24,kv_heads=2,head_dim=128", "--weights", "1.1GB", "--ram", "4GiB", "--json"]
     answer = json.loads(run(bin_ / "rockpage", "plan", *arguments, cwd=user_folder))

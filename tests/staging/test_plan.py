@@ -44,22 +44,19 @@ def test_filling_is_copying_each_token_and_zeroing_the_rest(
 
 def test_copies_of_a_small_plan_worked_out_by_hand() -> None:
     # A token of a head is 16 bytes, a block row 256, K of a layer 512, a layer 1024, a block 3072.
-    # 20 tokens in blocks 5 and 2: 16 and 4, for each of two heads; 44 of 64 tokens are left.
+    # 20 tokens in blocks 5 and 2: 16 and 4; 44 of 64 tokens are left, for each of two heads.
     plan = plan_of(CACHE, [[5, 2]], [20], TOKENS)
-    assert plan.copies.tolist() == [
-        [5 * 3072, 0, 0, 16],
-        [5 * 3072 + 256, 1, 0, 16],
-        [2 * 3072, 0, 16, 4],
-        [2 * 3072 + 256, 1, 16, 4],
-    ]
+    (part,) = plan.parts
+    assert part.runs.tolist() == [[5 * 3072, 0, 0, 16], [2 * 3072, 0, 16, 4]]
+    assert (part.rows.row_bytes, part.rows.kv_bytes, part.rows.layer_bytes) == (256, 512, 1024)
     assert plan.tails.tolist() == [[0, 20, 44], [1, 20, 44]]
-    assert plan.blocks == [2, 5]
+    assert part.blocks == [2, 5]
 
 
 def test_a_full_bucket_has_no_tail_and_a_shared_block_is_fenced_once() -> None:
     plan = plan_of(CACHE, [[1, 2, 3, 4], [1, 2, 3, 5]], [64, 64], TOKENS)
     assert plan.tails.shape == (0, 3)
-    assert plan.blocks == [1, 2, 3, 4, 5]
+    assert plan.parts[0].blocks == [1, 2, 3, 4, 5]
 
 
 def test_a_context_beyond_the_bucket_is_refused() -> None:
