@@ -17,7 +17,8 @@ from hostcache.table import TurnBlock
 
 from .attention import AttentionRuntime
 from .chat import ChatTemplate
-from .decoder import Decoder, DenseModel
+from .decoder import DenseModel
+from .decoder_choice import load_decoder
 from .dense_folder import DenseFolder
 from .fp16 import Rounding
 from .model import ModelConfig
@@ -196,7 +197,7 @@ def load_parts(
         pool = choose_pool(source, demand, asked=pool_bytes)
         tokenizer, template = tokenizer_of(source), template_of(source)
         decoder: DenseModel = (
-            Decoder.load(source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir)
+            load_decoder(source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir)
             if segments is None
             else segments.load(max_rows)
         )

@@ -18,6 +18,8 @@ __all__ = [
     "resident_weights",
     "runtime_bytes",
     "step_bytes",
+    "tiled_runtime_bytes",
+    "tiled_step_bytes",
 ]
 
 PREALLOCATED_TOKENS = 2048
@@ -188,6 +190,14 @@ def runtime_bytes(layers: int, vocab: int = USUAL_VOCABULARY) -> int:
     return LIBRARIES_BYTES + layers * _LAYER_BYTES + vocab * _TOKEN_BYTES
 
 
+def tiled_runtime_bytes(vocab: int) -> int:
+    """The same where tiles are multiplied by: without ONNX Runtime and its sessions.
+
+    The libraries are planned as if it were there, for whoever loads another model beside has it.
+    """
+    return LIBRARIES_BYTES + vocab * _TOKEN_BYTES
+
+
 def step_bytes(hidden: int, ffn: int, rows: int) -> int:
     """Bytes of the buffers between graphs and of their temporaries, which stay with the process after a full step.
 
@@ -197,3 +207,19 @@ def step_bytes(hidden: int, ffn: int, rows: int) -> int:
         rows: most tokens of a step.
     """
     return rows * 4 * (11 * hidden + 8 * ffn)
+
+
+def tiled_step_bytes(hidden: int, q_width: int, kv_width: int, ffn: int, rows: int) -> int:
+    """The same where tiles are multiplied by.
+
+    Args:
+        hidden: width of the residual stream.
+        q_width: of the queries of all heads.
+        kv_width: of the keys of all heads.
+        ffn: width of the gated MLP.
+        rows: most tokens of a step.
+    """
+    widest = max(hidden, q_width, ffn)
+    between = hidden + 2 * q_width + 2 * kv_width  # the stream, q and what was attended, k and v
+    quantised = 2 * widest + 3 * 4 * 2 * widest // 32  # of two parts: codes; steps, sums and totals of 32
+    return rows * (4 * (between + widest + ffn) + quantised)

@@ -13,7 +13,16 @@ from hostcache.pressure import PressureLimits
 from hostcache.scheduler_config import SchedulerConfig
 
 from .checks import check_geometry
-from .memory_plan import LIBRARIES_BYTES, MemoryPlan, resident_weights, runtime_bytes, step_bytes
+from .decoder_choice import tiles_of
+from .memory_plan import (
+    LIBRARIES_BYTES,
+    MemoryPlan,
+    resident_weights,
+    runtime_bytes,
+    step_bytes,
+    tiled_runtime_bytes,
+    tiled_step_bytes,
+)
 from .model import ModelConfig
 from .sizes import format_size
 from .source import ModelSource
@@ -159,11 +168,12 @@ def plan_model(
         MissingExtra: a tensor's type needs the `gguf` package, which is not installed.
     """
     config = ModelConfig.from_gguf(source)
+    weights, others = _dense_bytes(source, config, activations, max_rows)
     return plan_geometry(
         config.geometry,
         config.heads,
-        weights_bytes=resident_weights(plan_weights(source, config, activations), activations),
-        runtime_bytes=runtime_bytes(config.layers, config.vocab) + step_bytes(config.hidden, config.ffn, max_rows),
+        weights_bytes=weights,
+        runtime_bytes=others,
         runtime=runtime,
         pool_asked=pool_asked,
         ram_bytes=ram_bytes,
@@ -172,6 +182,17 @@ def plan_model(
         context=context,
         context_limit=config.context_length,
     )
+
+
+def _dense_bytes(source: ModelSource, config: ModelConfig, activations: Activations, max_rows: int) -> tuple[int, int]:
+    """Bytes of the weights, and of the process beside them and the pool."""
+    tiles = tiles_of(source, config, activations)
+    if tiles is None:
+        weights = resident_weights(plan_weights(source, config, activations), activations)
+        return weights, runtime_bytes(config.layers, config.vocab) + step_bytes(config.hidden, config.ffn, max_rows)
+    q_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    in_a_step = tiled_step_bytes(config.hidden, q_width, kv_width, config.ffn, max_rows)
+    return tiles.nbytes, tiled_runtime_bytes(config.vocab) + in_a_step
 
 
 def require_memory(source: ModelSource, demand: MemoryDemand, pool_bytes: int) -> None:

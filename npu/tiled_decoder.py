@@ -19,8 +19,8 @@ from .machine_identity import machine_identity
 from .model import ModelConfig
 from .onnx_graph import WEIGHTS_FILE
 from .source import ModelSource
-from .tiled_weights import TiledWeights, matrix_names
-from .tiles import TILE_VERSION, plan_tiles
+from .tiled_weights import TiledWeights
+from .tiles import TILE_VERSION, TilePlan
 from .weights_cache import default_cache_dir, model_digest, weights_folder
 
 __all__ = ["TiledDecoder"]
@@ -84,34 +84,30 @@ class TiledDecoder:
     def load(
         cls,
         source: ModelSource,
+        config: ModelConfig,
+        plan: TilePlan,
         *,
         threads: int = 1,
         max_rows: int = 256,
         cache_dir: str | os.PathLike[str] | None = None,
         isa: str = "auto",
-    ) -> TiledDecoder | None:
+    ) -> TiledDecoder:
         """Tile a model's weights if the cache does not have them yet, and map them.
 
         Args:
             source: the open model; it may be closed afterwards.
+            config: its dimensions.
+            plan: of its matrices, see `npu.decoder_choice.tiles_of`.
             threads: as in the constructor, and so the others.
             max_rows: buffers are allocated for as many.
             cache_dir: root of the weights cache; None for `$XDG_CACHE_HOME/rockpage`.
             isa: as in the constructor.
 
-        Returns:
-            None if a matrix is of a type that has no tiles, see `npu.tiles.TILED_TYPES`.
-
         Raises:
             UsageError: an argument is out of its range, or the tiles fit nowhere on disk.
-            BadModelFile: the model contradicts itself.
-            UnsupportedModel: an architecture or variant that rockpage does not run.
+            BadModelFile: the model's file was replaced meanwhile.
         """
         check_limits(threads, max_rows)
-        config = ModelConfig.from_gguf(source)
-        plan = plan_tiles(source, matrix_names(config))
-        if plan is None:
-            return None
         root = default_cache_dir() if cache_dir is None else Path(cache_dir)
         fingerprint = model_digest(source, root)
         with weights_folder(source, plan, fingerprint, f"tiles{TILE_VERSION}", root) as folder:

@@ -99,7 +99,7 @@ class TilePlan:
                 for role, tiles in tile_rows(matrix.type, raw).items():
                     file.seek(at[role])
                     at[role] += file.write(tiles.data)
-        source.release_pages()
+                source.release_pages()  # else the whole model would be in memory in the end, beside its tiles
 
 
 def plan_tiles(source: ModelSource, names: Iterable[str]) -> TilePlan | None:

@@ -74,8 +74,8 @@ def test_a_load_holds_little_more_than_the_weights(
     assert loaded.peak - imported.resident <= 1.5 * quantised_bytes + OTHER_BYTES
     # A load needs next to nothing beyond what it ends with, whatever the size of the model.
     assert loaded.peak - loaded.resident <= 8 * MIB
-    # The kernels for int8 read only what they have packed; those for float32 read the scales where they are mapped.
-    assert (stages["generated"].weights > 0) == (activations == "fp32")
+    # Tiles are read where they are mapped, and so are the scales that ONNX Runtime's kernels for float32 use.
+    assert stages["generated"].weights > 0
 
 
 @pytest.mark.parametrize("activations", ["int8", "fp32"])

@@ -82,6 +82,39 @@ DECODER = [
     ),
 ]
 
+TILES = [
+    *group(
+        "npu/tiles.py",
+        "npu/test_tiled_decoder.py",
+        ("scales lie by row", ".reshape(tiles, lib.RP_LANES, blocks).transpose(0, 2, 1)", ".reshape(tiles, blocks, lib.RP_LANES)"),
+        ("codes lie by row", "codes.transpose(0, 2, 3, 1)", "codes.transpose(0, 2, 1, 3)"),
+        ("codes of Q4_0 have no zero", "TiledType(Q4_0_BLOCK, 4, 8, offset=False)", "TiledType(Q4_0_BLOCK, 4, 0, offset=False)"),
+        ("half a tile is none", "rows, columns = -(-info.shape[0] // lib.RP_LANES)", "rows, columns = (info.shape[0] // lib.RP_LANES)"),
+        ("an array begins where the one before it has not ended", "end = -(-(end + nbytes) // _ALIGNMENT)", "end = ((end + nbytes) // _ALIGNMENT)"),
+    ),
+    *group(
+        "npu/tiled_decoder.py",
+        "npu/test_tiled_decoder.py",
+        ("logits are those of the first rows", "rows.attended[:wanted] = rows.attended[logit_rows]", "pass"),
+        ("the last layer's MLP runs twice", "if number + 1 < len(layers):", "if True:"),
+        ("a closed decoder goes on", "        if self._closed:\n", "        if False:\n"),
+    ),
+    *group(
+        "npu/tiled_decoder.py",
+        "npu/test_numerics.py",
+        ("the machine is not in the id of tiles", "machine_identity())", '"machine")'),
+        ("the tiles' version is not in the id", 'f"tiles-{TILE_VERSION}"', '"tiles"'),
+        ("the rotation is not in the id of tiles", '"/".join((*parts, config.positions_identity))', '"/".join(parts)'),
+    ),
+    *group(
+        "npu/tiled_weights.py",
+        "npu/test_tiled_decoder.py",
+        ("biases are left out of tiles", "if config.family.qkv_bias:", "if False:"),
+        ("heads are not normed behind tiles", "if config.family.qk_norm:", "if False:"),
+        ("all families turn neighbours behind tiles", "self.model.interleaved = config.family.interleaved", "self.model.interleaved = True"),
+    ),
+]
+
 FOLDERS = [
     *group(
         "npu/huggingface.py",
@@ -255,4 +288,4 @@ PROCESSES = [
     ),
 ]
 
-MODEL_FAULTS = [*ROPE, *ROPE_KEYS, *DECODER, *FOLDERS, *CONVERT, *SAMPLING, *PROCESSES]
+MODEL_FAULTS = [*ROPE, *ROPE_KEYS, *DECODER, *TILES, *FOLDERS, *CONVERT, *SAMPLING, *PROCESSES]

@@ -12,9 +12,9 @@ from hostcache.cache import PagedKVCache
 from hostcache.errors import UsageError
 from hostcache.swap import SwapSpace
 from npu.cpu import CpuAttention
-from npu.decoder import Decoder
 from npu.engine import Engine
 from npu.loading import LoadOptions, load_parts
+from npu.tiled_decoder import TiledDecoder
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 
 
@@ -50,7 +50,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(part, "close", recorded)
 
-    for part in (CpuAttention, Decoder, PagedKVCache, SwapSpace):
+    for part in (CpuAttention, PagedKVCache, SwapSpace, TiledDecoder):
         record(part)
     return names
 
@@ -58,7 +58,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_load_that_fails_at_its_last_part_gives_back_the_others(model: Path, closed: list[str]) -> None:
     with pytest.raises(UsageError, match="no runtime is called 'gpu'"):
         load_parts(model, runtime="gpu", pool_bytes=1 << 20, swap_bytes=1 << 20, cache_dir=model.parent)
-    assert closed == ["SwapSpace", "PagedKVCache", "Decoder"]
+    assert closed == ["SwapSpace", "PagedKVCache", "TiledDecoder"]
 
 
 def test_an_engine_that_cannot_be_made_of_its_parts_gives_all_back(model: Path, closed: list[str]) -> None:
@@ -72,5 +72,5 @@ def test_an_engine_that_cannot_be_made_of_its_parts_gives_all_back(model: Path, 
             cache_dir=model.parent,
             prefix_folder=model.parent / "file",
         )
-    assert sorted(closed) == ["CpuAttention", "Decoder", "PagedKVCache", "SwapSpace"]
+    assert sorted(closed) == ["CpuAttention", "PagedKVCache", "SwapSpace", "TiledDecoder"]
     assert closed[-1] == "PagedKVCache"  # the others hold on to it

@@ -11,7 +11,7 @@ from hostcache.memory_budget import MemoryBudget
 from npu import model_memory
 from npu.discovery import discover
 from npu.engine import Engine
-from npu.memory_plan import LIBRARIES_BYTES, runtime_bytes, step_bytes
+from npu.memory_plan import LIBRARIES_BYTES, runtime_bytes, step_bytes, tiled_runtime_bytes, tiled_step_bytes
 from npu.model_memory import USUAL_POOL_BYTES, MemoryDemand, PoolChoice, choose_pool, plan_model, require_memory
 from npu.source import open_model
 from tests.footprint import Footprint
@@ -23,10 +23,10 @@ POOL_BYTES = MIB
 MODEL = TinyLlama(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, matrix_type="Q8_0")
 
 WEIGHTS = 2 * (64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 96) + MODEL.vocab * 64
-WEIGHTS_BYTES = WEIGHTS + WEIGHTS // 32 * 8
-"""8-bit codes, and a scale and a sum for 32 of them; the embedding counts as the head, which it is tied to."""
+WEIGHTS_BYTES = WEIGHTS + WEIGHTS // 32 * 2
+"""8-bit codes, and a scale for 32 of them; the embedding counts as the head, which it is tied to."""
 
-RUNTIME_BYTES = runtime_bytes(2, MODEL.vocab) + step_bytes(64, 96, rows=256)
+RUNTIME_BYTES = tiled_runtime_bytes(MODEL.vocab) + tiled_step_bytes(64, 64, 32, 96, rows=256)
 
 BUFFER_BYTES = 2 * 2 * 4096 * 16 * 2 + 2 * 2 * (64 * 2 + 4) * 16 * 2 + 4096 * (64 * 2 + 4) * 2
 """K and V of 4096 tokens, q and result of 64 tokens of 2 query heads for each KV head and of 4 rows of which the last
@@ -69,6 +69,13 @@ def test_a_model_is_planned_from_its_header(model: Path) -> None:
     assert plan.staging_bytes == plan.device_bytes == ARENA_BYTES
     assert (plan.context, plan.context_limit, plan.reserve_bytes) == (512, 512, 5)
     assert plan.geometry.bytes_per_token == 2 * 2 * 2 * 16 * 2
+
+
+def test_float_activations_are_planned_as_onnx_runtime_takes_them(model: Path) -> None:
+    with open_model(model) as source:
+        plan = plan_model(source, "fp32", runtime="cpu", pool_asked=POOL_BYTES, ram_bytes=1 << 30, reserve_bytes=0)
+    assert plan.weights_bytes == WEIGHTS + WEIGHTS // 32 * 12  # two halves of 4 bits with scales, and offsets
+    assert plan.runtime_bytes == runtime_bytes(2, MODEL.vocab) + step_bytes(64, 96, rows=256)
 
 
 @pytest.mark.parametrize(("runtime", "staging"), [("cpu", 0), ("rknnrt", ARENA_BYTES), ("emulated", 2 * ARENA_BYTES)])

@@ -15,7 +15,7 @@ from hostcache.cache import PagedKVCache
 from hostcache.scheduler_config import SchedulerConfig
 from npu.attention import AttentionRuntime
 from npu.cpu import CpuAttention
-from npu.decoder import Decoder
+from npu.decoder_choice import load_decoder
 from npu.emulated import EmulatedAttention
 from npu.engine import Engine
 from npu.gguf import GGUFFile
@@ -119,28 +119,32 @@ def test_the_rotation_is_named_apart_from_the_file(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("activations", "name", "value"),
     [
-        ("onnxruntime.__version__", "0.0"),
-        ("numpy.__version__", "0.0"),
-        ("npu.decoder.machine_identity", lambda: "another machine"),
-        ("npu.decoder.FORM_VERSION", 0),
+        ("fp32", "onnxruntime.__version__", "0.0"),
+        ("fp32", "numpy.__version__", "0.0"),
+        ("fp32", "npu.decoder.machine_identity", lambda: "another machine"),
+        ("fp32", "npu.decoder.FORM_VERSION", 0),
+        ("int8", "numpy.__version__", "0.0"),
+        ("int8", "npu.tiled_decoder.machine_identity", lambda: "another machine"),
+        ("int8", "npu.tiled_decoder.TILE_VERSION", 0),
     ],
 )
 def test_libraries_machine_and_forms_are_named(
-    model: Path, usual: Computed, name: str, value: object, monkeypatch: pytest.MonkeyPatch
+    model: Path, activations: str, name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of them can be had in two versions here; KV stays the same, and its id must not."""
+    before = load(model, activations=activations)
     monkeypatch.setattr(name, value)
-    other = load(model)
-    assert other[1] == usual[1]
-    assert other[0] != usual[0]
+    other = load(model, activations=activations)
+    assert other[1] == before[1]
+    assert other[0] != before[0]
 
 
 def attended_by(model: Path, open_attention: Callable[[PagedKVCache, int], AttentionRuntime]) -> Computed:
     """As `load`, with an attention runtime that `Engine.load` has no options for."""
     with GGUFFile.open(model) as gguf:
-        decoder = Decoder.load(gguf, cache_dir=model.parent / "cache")
+        decoder = load_decoder(gguf, cache_dir=model.parent / "cache")
     cache = PagedKVCache.create(decoder.geometry, 1 << 20)
     attention = open_attention(cache, decoder.config.heads)
     with Engine(EngineParts(decoder, toy(), cache, attention, SchedulerConfig(context_length=512))) as engine:

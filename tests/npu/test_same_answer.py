@@ -1,8 +1,8 @@
 """The same prompt gives the same answer whichever way it is computed.
 
-With int8 activations, on x86-64, every row is computed alone, bit for bit, by the dense parts and by `cpu` attention:
-so chunks, batches, hits, forks and recomputation leave identical KV bytes and tokens, and the tests say so. With fp32
-activations ONNX Runtime takes another kernel for a single row than for several: the difference is bounded instead.
+With int8 activations every row is computed alone, bit for bit, by the dense parts and by `cpu` attention: so chunks,
+batches, hits, forks and recomputation leave identical KV bytes and tokens, and the tests say so. With fp32 activations
+ONNX Runtime takes another kernel for a single row than for several: the difference is bounded instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hostcache.request import Request
-from npu.decoder import Decoder
+from npu.decoder_choice import load_decoder
 from npu.engine import Engine
 from npu.gguf import GGUFFile
 from npu.sampler import SamplingParams
@@ -89,7 +89,7 @@ def test_a_contiguous_cache_gives_the_same(model: Path, expected: tuple[list[int
     """The oracle stores K and V in float32 in one piece, and knows nothing of blocks."""
     text = [*PROMPT, *expected[0]]
     with GGUFFile.open(model) as gguf:
-        session = PlainSession(Decoder.load(gguf, cache_dir=model.parent))
+        session = PlainSession(load_decoder(gguf, cache_dir=model.parent))
     logits = [session.step(text[: len(PROMPT)])[-1], *(session.step([token])[0] for token in expected[0][:-1])]
     oracle_logprobs = log_softmax(np.stack(logits))[np.arange(ANSWER), expected[0]]
     with load(model) as engine:

@@ -13,7 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from hostcache.errors import UsageError
+from npu.decoder import Decoder
+from npu.decoder_choice import load_decoder, tiles_of
 from npu.gguf import GGUFFile
+from npu.model import ModelConfig
 from npu.tiled_decoder import TiledDecoder
 from tests.npu.reference import PlainSession, reference_logits
 from tests.npu.tiny import TINY, TinyLlama, write_tiny_llama
@@ -33,10 +36,15 @@ IDS = [int(i) for i in np.random.default_rng(7).integers(0, TINY.vocab, 40)]
 
 
 def load(path: Path, **options: int | str) -> TiledDecoder:
+    return load_to(path.parent / "cache", path, **options)
+
+
+def load_to(cache_dir: Path, path: Path, **options: int | str) -> TiledDecoder:
     with GGUFFile.open(path) as opened:
-        decoder = TiledDecoder.load(opened, cache_dir=path.parent / "cache", **options)  # type: ignore[arg-type]
-    assert decoder is not None
-    return decoder
+        config = ModelConfig.from_gguf(opened)
+        plan = tiles_of(opened, config, "int8")
+        assert plan is not None
+        return TiledDecoder.load(opened, config, plan, cache_dir=cache_dir, **options)  # type: ignore[arg-type]
 
 
 def runnable_isas() -> list[str]:
@@ -158,8 +166,16 @@ def test_large_and_small_inputs_are_numbers_still(decoder: TiledDecoder) -> None
 def test_a_type_without_tiles_is_left_to_others(tmp_path: Path, kind: str) -> None:
     wide = replace(TINY, hidden=256, heads=16, ffn=256)  # Q4_K has blocks of 256
     with GGUFFile.open(write_tiny_llama(tmp_path / "tiny.gguf", replace(wide, value_type=kind))) as opened:
-        assert TiledDecoder.load(opened, cache_dir=tmp_path) is None
-    assert list(tmp_path.iterdir()) == [tmp_path / "tiny.gguf"]  # nothing was written
+        assert tiles_of(opened, ModelConfig.from_gguf(opened), "int8") is None
+        decoder = load_decoder(opened, cache_dir=tmp_path)
+    assert isinstance(decoder, Decoder)
+
+
+def test_float_activations_are_left_to_others(tiny: Path) -> None:
+    with GGUFFile.open(tiny) as opened:
+        cache_dir = tiny.parent / "cache"
+        assert isinstance(load_decoder(opened, activations="int8", cache_dir=cache_dir), TiledDecoder)
+        assert isinstance(load_decoder(opened, activations="fp32", cache_dir=cache_dir), Decoder)
 
 
 def test_steps_are_refused_before_anything_runs_and_after_the_end(tiny: Path) -> None:
@@ -197,9 +213,7 @@ def test_tiles_are_written_once_and_identify_the_model(tiny: Path, tmp_path: Pat
 
 
 def test_the_tiles_outlive_the_cache(tiny: Path, tmp_path: Path) -> None:
-    with GGUFFile.open(tiny) as opened:
-        decoder = TiledDecoder.load(opened, cache_dir=tmp_path)
-    assert decoder is not None
+    decoder = load_to(tmp_path, tiny)
     expected = PlainSession(decoder).step(IDS)
     (file,) = tmp_path.glob("weights/*/weights.bin")
     os.unlink(file)
