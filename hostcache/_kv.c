@@ -108,6 +108,27 @@ void rp_kv_read(const uint8_t *pool, int64_t unit_bytes, int64_t row_bytes, int3
     }
 }
 
+void rp_kv_combine(const uint8_t *codecs, int32_t codec, int64_t rows, int32_t heads, int32_t head_dim, int32_t share,
+                   const float *offsets, const float *matrices, const float *x, float *y)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int32_t h = 0; h < heads; h++, x += head_dim, y += head_dim) {
+            if (codecs[r] != codec) {
+                memcpy(y, x, (size_t)head_dim * sizeof *y);
+                continue;
+            }
+            const float *row = x;
+            float shifted[RP_MOST_HEAD_DIM];
+            if (offsets) {
+                const float *offset = offsets + h / share * head_dim;
+                for (int32_t i = 0; i < head_dim; i++)
+                    shifted[i] = x[i] - offset[i];
+                row = shifted;
+            }
+            row_ops->combine(row, matrices + (int64_t)(h / share) * head_dim * head_dim, head_dim, y);
+        }
+}
+
 void rp_kv_note(const int64_t *slots, int64_t rows, int32_t block_tokens, int32_t *written, int64_t *rewrites)
 {
     for (int64_t r = 0; r < rows; r++) {

@@ -28,6 +28,17 @@ void rp_kv_read(const uint8_t *pool, int64_t unit_bytes, int64_t row_bytes, int3
                 int32_t block_tokens, int32_t kv_heads, int32_t head_dim, const int64_t *blocks, int64_t tokens,
                 uint16_t *k, uint16_t *v);
 
+/* Bring the rows of one codec into the form that it stores, and copy the others.
+ *
+ * x, y      [rows][heads][head_dim]; of a row of `codec`, y = (x - offset) * matrix for each head
+ * share     heads in a row that have the same offset and matrix
+ * offsets   [heads / share][head_dim]; NULL: zero
+ * matrices  [heads / share][head_dim][head_dim]
+ *
+ * A row's bits depend neither on the other rows nor on the instruction set. */
+void rp_kv_combine(const uint8_t *codecs, int32_t codec, int64_t rows, int32_t heads, int32_t head_dim, int32_t share,
+                   const float *offsets, const float *matrices, const float *x, float *y);
+
 /* Note rows of one layer that are about to be written. A block's tokens are written in order: one that is written again
  * takes back those behind it.
  *

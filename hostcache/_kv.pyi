@@ -38,6 +38,19 @@ class _Lib:
         k: CData,
         v: CData,
     ) -> None: ...
+    def rp_kv_combine(
+        self,
+        codecs: CData,
+        codec: int,
+        rows: int,
+        heads: int,
+        head_dim: int,
+        share: int,
+        offsets: CData,
+        matrices: CData,
+        x: CData,
+        y: CData,
+    ) -> None: ...
     def rp_kv_note(self, slots: CData, rows: int, block_tokens: int, written: CData, rewrites: CData) -> None: ...
     def rp_kv_copy_block(
         self,

@@ -54,7 +54,20 @@ static void pack_plain(const int8_t *rounded, int32_t n, uint8_t *codes)
         codes[i] = (uint8_t)(code_of(rounded[i]) | code_of(rounded[i + n / 2]) << 4);
 }
 
-static const rp_row_ops plain_ops = {convert_plain, rp_rotate, peak_plain, round_plain, pack_plain};
+static inline __attribute__((always_inline)) void combine(const float *x, const float *matrix, int32_t n, float *y)
+{
+    memset(y, 0, (size_t)n * sizeof *y);
+    for (int32_t i = 0; i < n; i++, matrix += n)
+        for (int32_t j = 0; j < n; j++)
+            y[j] += x[i] * matrix[j];
+}
+
+static void combine_plain(const float *restrict x, const float *restrict matrix, int32_t n, float *restrict y)
+{
+    combine(x, matrix, n, y);
+}
+
+static const rp_row_ops plain_ops = {convert_plain, rp_rotate, peak_plain, round_plain, pack_plain, combine_plain};
 
 #if RP_AVX2
 #define AVX2 __attribute__((target("avx2,f16c")))
@@ -141,7 +154,12 @@ AVX2 static void pack_avx2(const int8_t *rounded, int32_t n, uint8_t *codes)
     _mm_storeu_si128((__m128i *)codes, _mm_or_si128(low, _mm_slli_epi16(high, 4)));
 }
 
-static const rp_row_ops avx2_ops = {convert_avx2, rotate_avx2, peak_avx2, round_avx2, pack_avx2};
+AVX2 static void combine_avx2(const float *restrict x, const float *restrict matrix, int32_t n, float *restrict y)
+{
+    combine(x, matrix, n, y);
+}
+
+static const rp_row_ops avx2_ops = {convert_avx2, rotate_avx2, peak_avx2, round_avx2, pack_avx2, combine_avx2};
 #elif RP_NEON
 static void convert_neon(const float *src, uint16_t *dst, int64_t n)
 {
@@ -227,7 +245,7 @@ static void pack_neon(const int8_t *rounded, int32_t n, uint8_t *codes)
     vst1q_u8(codes, vorrq_u8(low, vshlq_n_u8(high, 4)));
 }
 
-static const rp_row_ops neon_ops = {convert_neon, rotate_neon, peak_neon, round_neon, pack_neon};
+static const rp_row_ops neon_ops = {convert_neon, rotate_neon, peak_neon, round_neon, pack_neon, combine_plain};
 #endif
 
 const rp_row_ops *rp_row_ops_named(const char *isa)

@@ -15,6 +15,8 @@ typedef struct {
     void (*round)(const float *x, int32_t n, float factor, int8_t *rounded);
     /* A group's codes of int4, n / 2 bytes. */
     void (*pack)(const int8_t *rounded, int32_t n, uint8_t *codes);
+    /* y = x * matrix, [n][n], a row of it to each element of x in their order. */
+    void (*combine)(const float *x, const float *matrix, int32_t n, float *y);
 } rp_row_ops;
 
 /* By name: "plain", "avx2", "neon", or "auto" for the best one here. NULL where this machine cannot run it. */

@@ -57,8 +57,13 @@ class Codec:
 
 
 FP16 = Codec("fp16", code=0, bits=16, blocks_per_extent=1)
+"""Elements as they are, rounded to nearest even."""
+
 INT8 = Codec("int8", code=1, bits=8, blocks_per_extent=2, rotated=True)
+"""Integers -127..127 behind one scale a head: half the memory."""
+
 INT4 = Codec("int4", code=2, bits=4, blocks_per_extent=4, group_limit=32, rotated=True)
+"""One of 16 levels behind a scale for 32 elements: a quarter of the memory, and an eighth of that for scales."""
 
 CODECS: Mapping[str, Codec] = MappingProxyType({codec.name: codec for codec in (FP16, INT8, INT4)})
 """By name, the richest first."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.cache import PagedKVCache
+from hostcache.codec import FP16, Codec
 from hostcache.errors import OutOfBlocks, RequestFailed, RequestRefused, UsageError
 from hostcache.prefix import Namespace
 from hostcache.request import Request
@@ -88,6 +89,7 @@ class BeamSearch:
         cache: the pool.
         config: limits of a step.
         compute: runs the model over a plan, float32 `[len(logit_rows), vocabulary]`.
+        codec: how KV is stored meanwhile.
 
     Raises:
         UsageError: the beams do not fit into one step.
@@ -100,6 +102,8 @@ class BeamSearch:
         cache: PagedKVCache,
         config: SchedulerConfig,
         compute: Callable[[StepPlan], NDArray[np.float32]],
+        *,
+        codec: Codec = FP16,
     ) -> None:
         if params.width > config.max_rows:
             raise UsageError(f"width {params.width} exceeds max_rows {config.max_rows}: every beam needs a row")
@@ -108,6 +112,7 @@ class BeamSearch:
         self._cache = cache
         self._config = config
         self._compute = compute
+        self._codec = codec
 
     def run(self, prompt: NDArray[np.int32], namespace: Namespace) -> list[BeamAnswer]:
         """The best answers found, the best first, at most `width`; every block goes back, whatever happens.
@@ -121,7 +126,7 @@ class BeamSearch:
             RequestFailed: the pool has no room for the beams, or the model's numbers are broken.
         """
         params = self._params
-        longest, pool = len(prompt) + params.max_tokens, self._cache.pool
+        longest, pool = len(prompt) + params.max_tokens, self._cache.pool_of(self._codec)
         if not len(prompt) or longest > self._config.context_length:
             raise RequestRefused(
                 f"a prompt of {len(prompt)} tokens and {params.max_tokens} to generate must have 2 to "
@@ -137,7 +142,7 @@ class BeamSearch:
             )
         buffer = np.empty(longest, np.int32)
         buffer[: len(prompt)] = prompt
-        beams = [_Beam(Request(0, buffer, len(prompt), len(prompt), namespace, self._cache.table()), 0.0)]
+        beams = [_Beam(Request(0, buffer, len(prompt), len(prompt), namespace, self._cache.table(self._codec)), 0.0)]
         complete: list[BeamAnswer] = []
         try:
             logits = self._prefill(beams[0].request)

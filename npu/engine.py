@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hostcache.codec import Codec
 from hostcache.errors import UsageError
-from hostcache.prefix import Namespace, PrefixCache
+from hostcache.namespace import Namespace
+from hostcache.prefix_caches import PrefixCaches
 from hostcache.request import FinishReason
 from hostcache.scheduler import Scheduler
 
@@ -48,7 +50,7 @@ class Engine:
         tokenizer: text to ids and back.
         scheduler: the requests' queue and its counters.
         cache: the pool.
-        prefix: the prefix cache over it.
+        prefix: the prefix caches over it, one for each codec.
         runtime: attention over that pool.
         pool_choice: why the pool is as large as it is; None: whoever built the parts knows.
         pressure: what is done when memory is short; None: nothing. Every step tends it, and so do `wait` and `tend`.
@@ -70,7 +72,7 @@ class Engine:
         self.cache = parts.cache
         self.runtime = parts.runtime
         self.pool_choice = parts.pool_choice
-        self.prefix = PrefixCache(self.cache.pool)
+        self.prefix = PrefixCaches(self.cache.pools)
         self.scheduler = Scheduler(self.cache, self.prefix, parts.config, swap=parts.swap, turn=parts.turn)
         try:
             self._kept = KeptState(self.cache, self.prefix, parts.prefix_folder)
@@ -78,9 +80,9 @@ class Engine:
             parts.close()
             raise
         self.pressure = respond_to_pressure(self.cache, self.scheduler) if parts.watch_memory else None
-        self._runner = ModelRunner(parts.decoder, self.cache, self.runtime)
+        self._runner = ModelRunner(parts.decoder, self.cache, self.runtime, parts.balance)
         self._intake = StreamIntake(
-            self.scheduler, self.tokenizer, self._kept, self._runner.numerics, parts.context_rules
+            self.scheduler, self.tokenizer, self._kept, self._runner.numerics, parts.context_rules, codec=parts.codec
         )
         self._streams: dict[int, Stream] = {}
         self._stepper = Stepper(
@@ -313,18 +315,19 @@ class Engine:
             self.abort(request_id)
 
     @held_signals()
-    def score(self, tokens: ArrayLike) -> Score:
+    def score(self, tokens: ArrayLike, *, kv: str | None = None) -> Score:
         """Teacher-force a text: how likely is each of its tokens, given all before it.
 
         It is computed through the paged cache like any prompt, in chunks, and leaves nothing in the prefix cache.
 
         Args:
             tokens: ids, at least two.
+            kv: how KV is stored meanwhile, as in `add_request`.
 
         Raises:
             RequestRefused: fewer than two tokens, or more than the context or the pool holds.
             RequestFailed: the model's numbers are broken.
-            UsageError: an id is outside the vocabulary.
+            UsageError: an id is outside the vocabulary, or the engine does not serve the codec.
 
         Example:
             >>> from npu.engine import Engine
@@ -335,7 +338,8 @@ class Engine:
         """
         ids = as_ids(tokens, self.tokenizer.vocab_size)
         with self._guard.step():
-            return score_ids(ids, self.namespace(), self.cache, self.scheduler.config, self._runner.compute)
+            config, compute = self.scheduler.config, self._runner.compute
+            return score_ids(ids, self.namespace(kv=kv), self.cache, config, compute, codec=self.codec(kv))
 
     @held_signals()
     def beam_search(self, prompt: str | ArrayLike, params: BeamParams) -> list[BeamAnswer]:
@@ -350,7 +354,7 @@ class Engine:
         tokens = prompt_ids(prompt, self.tokenizer)
         with self._guard.step():
             config, compute = self.scheduler.config, self._runner.compute
-            search = BeamSearch(params, self.tokenizer.eos_ids, self.cache, config, compute)
+            search = BeamSearch(params, self.tokenizer.eos_ids, self.cache, config, compute, codec=self.codec())
             return search.run(tokens, self.namespace())
 
     @property
@@ -358,9 +362,17 @@ class Engine:
         """Conversations and prefixes that outlive the engine."""
         return Sessions(self, self._kept, self._guard)
 
-    def namespace(self, salt: str = "", prompt_version: str = "") -> Namespace:
+    def namespace(self, salt: str = "", prompt_version: str = "", kv: str | None = None) -> Namespace:
         """What requests share KV in, for calls of `prefix`; the arguments are those of `add_request`."""
-        return self._intake.namespace(salt, prompt_version)
+        return self._intake.namespace(salt, prompt_version, kv)
+
+    def codec(self, kv: str | None = None) -> Codec:
+        """How KV is stored of requests with this `kv`: says which of `prefix` knows theirs.
+
+        Raises:
+            UsageError: there is no such codec.
+        """
+        return self._intake.codec(kv)
 
     def close(self) -> None:
         """Give back threads, buffers, the NPU and the pool; weights on the CPU go with the engine. Safe to call twice.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from hostcache.cache import PagedKVCache
+from hostcache.codec import FP16, INT4, Codec, codec_named
 from hostcache.errors import UsageError
 from hostcache.scheduler_config import SchedulerConfig
 from hostcache.swap import SwapSpace
@@ -21,6 +22,8 @@ from .decoder import DenseModel
 from .decoder_choice import load_decoder
 from .dense_folder import DenseFolder
 from .fp16 import Rounding
+from .key_balance import KeyBalance
+from .key_statistics import load_key_balance
 from .model import ModelConfig
 from .model_memory import MemoryDemand, PoolChoice, choose_pool
 from .overflow import ContextRules
@@ -53,6 +56,8 @@ class EngineParts:
         lookup: proposes tokens for answers; None: nobody does.
         windows: the model's own, by layer: tokens, 0 for a layer that sees everything; empty: there are none.
         turn: turns the keys of a block to other positions, for requests that slide; None: none may.
+        codec: how requests store their KV if they do not say.
+        balance: the form of keys in int4, see `npu.key_balance`.
         stopwatch: seconds, by which the scheduler learns what steps take; `time.process_time` leaves out what other
             programs took of the one core that computes.
     """
@@ -70,6 +75,8 @@ class EngineParts:
     lookup: PromptLookup | None = None
     windows: tuple[int, ...] = ()
     turn: TurnBlock | None = None
+    codec: Codec = FP16
+    balance: KeyBalance | None = None
     stopwatch: Callable[[], float] = time.monotonic
 
     @property
@@ -90,6 +97,7 @@ class LoadOptions(TypedDict, total=False):
     """The keywords of `load_parts`, which says what they are, for those who pass them on."""
 
     runtime: str
+    kv: str
     pool_bytes: int | None
     threads: int
     activations: Activations
@@ -115,6 +123,7 @@ def load_parts(
     model: str | os.PathLike[str],
     *,
     runtime: str = "auto",
+    kv: str = FP16.name,
     pool_bytes: int | None = None,
     threads: int = 1,
     activations: Activations = "int8",
@@ -140,6 +149,8 @@ def load_parts(
     Args:
         model: path of a GGUF file or of a Hugging Face folder.
         runtime: see `npu.runtimes.RuntimeName`.
+        kv: how requests store their KV if they do not say, `"fp16"`, `"int8"` or `"int4"`; they may ask for a richer
+            one, not for a leaner one. See docs/codecs.md for what it costs.
         pool_bytes: memory for KV, rounded down to whole blocks; None: 192 MiB, or less where less is left.
         threads: threads of the dense parts and of the `cpu` runtime.
         activations: `"int8"` is fast, `"fp32"` exact.
@@ -171,7 +182,7 @@ def load_parts(
     """
     if swap_folder is not None and not swap_bytes:
         raise UsageError(f"nothing is swapped to {swap_folder}: give swap_bytes (--swap), too", folder=swap_folder)
-    lookup = PromptLookup(speculate) if speculate else None
+    lookup, codec = PromptLookup(speculate) if speculate else None, codec_named(kv)
     with open_model(model) as source, ExitStack() as opened:
         model_config = ModelConfig.from_gguf(source)
         context = model_config.context(context_length)
@@ -202,7 +213,12 @@ def load_parts(
             else segments.load(max_rows)
         )
         opened.callback(decoder.close)
-        cache = PagedKVCache.create(model_config.geometry, pool.nbytes)
+        balance = (
+            load_key_balance(decoder, model_config, tokenizer, cache_dir=cache_dir, windows=windows)
+            if codec is INT4
+            else None
+        )
+        cache = PagedKVCache.create(model_config.geometry, pool.nbytes, codec)
         opened.callback(cache.close)
         swap = SwapSpace(swap_bytes, cache, swap_folder) if swap_bytes else None
         if swap is not None:
@@ -219,7 +235,8 @@ def load_parts(
             windows=windows,
             cache_dir=cache_dir,
         )
-        rerotation = Rerotation(cache, model_config.rope, interleaved=model_config.family.interleaved)
+        interleaved = model_config.family.interleaved
+        rerotation = Rerotation(cache, model_config.rope, interleaved=interleaved, balance=balance)
         opened.pop_all()
     return EngineParts(
         decoder,
@@ -235,4 +252,6 @@ def load_parts(
         lookup=lookup,
         windows=windows,
         turn=rerotation.turn,
+        codec=codec,
+        balance=balance,
     )

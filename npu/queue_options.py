@@ -26,6 +26,8 @@ class QueueOptions(TypedDict, total=False):
         window: what each of its tokens sees, so that blocks in between go back to the pool; None: everything, or what
             the model's own windows show, or, for an answer that must slide, the largest window that the context allows
             beside 4 sinks and an eighth that is kept free.
+        kv: how its KV is stored, `"fp16"`, `"int8"` or `"int4"`, the engine's `kv` or a richer one; None: as the engine
+            has it. It shares KV only with requests that store it alike.
     """
 
     salt: str
@@ -36,3 +38,4 @@ class QueueOptions(TypedDict, total=False):
     max_queue_seconds: float | None
     overflow: OverflowPolicy
     window: AttentionWindow | None
+    kv: str | None

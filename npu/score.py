@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.cache import PagedKVCache
+from hostcache.codec import FP16, Codec
 from hostcache.errors import RequestFailed, RequestRefused
 from hostcache.prefix import Namespace
 from hostcache.request import Request
@@ -79,6 +80,8 @@ def score_ids(
     cache: PagedKVCache,
     config: SchedulerConfig,
     compute: Callable[[StepPlan], NDArray[np.float32]],
+    *,
+    codec: Codec = FP16,
 ) -> Score:
     """Teacher-force a text through the paged cache, in chunks, and give its blocks back.
 
@@ -88,8 +91,10 @@ def score_ids(
         cache: the pool.
         config: limits of a step.
         compute: runs the model over a plan, float32 `[len(logit_rows), vocabulary]`.
+        codec: how its KV is stored meanwhile.
 
     Raises:
+        UsageError: the pool does not serve the codec.
         RequestRefused: fewer than two tokens, or more than the context or the pool holds.
         RequestFailed: the model's numbers are broken.
     """
@@ -99,13 +104,14 @@ def score_ids(
             shape=ids.shape,
         )
     blocks = cache.geometry.blocks_for(len(ids))
-    if blocks > cache.pool.available:
+    pool = cache.pool_of(codec)
+    if blocks > pool.available:
         raise RequestRefused(
-            f"{len(ids)} tokens need {blocks} blocks, {cache.pool.available} are available: "
+            f"{len(ids)} tokens need {blocks} blocks, {pool.available} are available: "
             "shorten the text or give the pool more memory",
             blocks=blocks,
         )
-    request = Request(0, ids, len(ids), len(ids), namespace, cache.table())
+    request = Request(0, ids, len(ids), len(ids), namespace, cache.table(codec))
     logprobs = np.empty(len(ids) - 1)
     top1 = np.empty(len(ids) - 1, dtype=np.int32)
     try:

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hostcache.cache import PagedKVCache
+from hostcache.codec import FP16, Codec
 from hostcache.namespace import Namespace
-from hostcache.prefix import PrefixCache
+from hostcache.prefix_caches import PrefixCaches
 from hostcache.prefix_store import PrefixStore
 from hostcache.saved_prefix import restore_prefix, save_prefix
 from hostcache.state_file import StateReader
@@ -45,7 +46,7 @@ class Session:
 
 
 class KeptState:
-    """Files of one engine's KV; see docs/state-files.md.
+    """Files of one engine's KV; see docs/state-files.md. They hold KV in fp16; of what is stored otherwise, the tokens.
 
     Args:
         cache: holds the KV.
@@ -56,24 +57,25 @@ class KeptState:
         UsageError: the folder cannot be used.
     """
 
-    def __init__(self, cache: PagedKVCache, prefix: PrefixCache, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(self, cache: PagedKVCache, prefix: PrefixCaches, folder: str | os.PathLike[str] | None) -> None:
         self._cache = cache
         self._prefix = prefix
-        self._store = None if folder is None else PrefixStore(folder, cache, prefix)
+        self._halves = prefix.of(FP16)
+        self._store = None if folder is None else PrefixStore(folder, cache, self._halves)
 
-    def recall(self, namespace: Namespace, tokens: NDArray[np.int32]) -> int:
+    def recall(self, namespace: Namespace, tokens: NDArray[np.int32], codec: Codec) -> int:
         """Bring the beginning of a prompt back from the folder; returns the tokens known of it in full blocks."""
-        if self._store is not None:
+        if self._store is not None and codec is FP16:
             self._store.restore(namespace, tokens)
-        return self._prefix.known_tokens(namespace, tokens)
+        return self._prefix.of(codec).known_tokens(namespace, tokens)
 
-    def pin(self, namespace: Namespace, tokens: NDArray[np.int32], owner: str, seconds: float) -> int:
+    def pin(self, namespace: Namespace, tokens: NDArray[np.int32], codec: Codec, owner: str, seconds: float) -> int:
         """Pin what is known of a prompt's beginning, and keep it in the folder; returns the tokens that are pinned.
 
         Raises:
             UsageError: more than may be pinned, or `seconds` is not positive.
         """
-        pinned = self._prefix.pin(namespace, tokens, owner, seconds)
+        pinned = self._prefix.of(codec).pin(namespace, tokens, owner, seconds)
         self.keep(namespace, tokens[:pinned])
         return pinned
 
@@ -88,7 +90,7 @@ class KeptState:
             UsageError: the namespace is too long.
             OSError: the file cannot be written; one that was there is there still.
         """
-        return save_prefix(path, self._cache, self._prefix, namespace, tokens, kind="session", note=note).computed
+        return save_prefix(path, self._cache, self._halves, namespace, tokens, kind="session", note=note).computed
 
     def load(self, path: Path, namespace: Namespace) -> Session:
         """Load a conversation; what there is no room for in the pool will be computed.
@@ -99,8 +101,8 @@ class KeptState:
             OSError: it cannot be read.
         """
         with StateReader(path) as reader:
-            known = self._prefix.known_tokens(namespace, reader.tokens)
-            restored = restore_prefix(reader, self._cache, self._prefix, namespace)
+            known = self._halves.known_tokens(namespace, reader.tokens)
+            restored = restore_prefix(reader, self._cache, self._halves, namespace)
             return Session(reader.tokens, reader.note, known + restored)
 
 
@@ -119,7 +121,14 @@ class Sessions:
         self._guard = guard
 
     def pin(
-        self, prompt: str | ArrayLike, owner: str, seconds: float, *, salt: str = "", prompt_version: str = ""
+        self,
+        prompt: str | ArrayLike,
+        owner: str,
+        seconds: float,
+        *,
+        salt: str = "",
+        prompt_version: str = "",
+        kv: str | None = None,
     ) -> int:
         """Keep what prompts begin with in the pool, and in `prefix_folder`: read from there, or else computed now.
 
@@ -129,6 +138,7 @@ class Sessions:
             seconds: how long it stays pinned at most.
             salt: whose prompts it is for.
             prompt_version: likewise.
+            kv: likewise; `prefix_folder` keeps fp16 alone.
 
         Returns:
             Tokens that are pinned: the full blocks of the prompt.
@@ -140,13 +150,14 @@ class Sessions:
         """
         engine = self._engine
         tokens = prompt_ids(prompt, engine.tokenizer)
-        namespace = engine.namespace(salt, prompt_version)
+        namespace, codec = engine.namespace(salt, prompt_version, kv), engine.codec(kv)
         whole = tokens.size // engine.cache.geometry.block_tokens * engine.cache.geometry.block_tokens
-        if self._kept.recall(namespace, tokens) < whole:
-            for _ in engine.generate(tokens, SamplingParams(max_tokens=1), salt=salt, prompt_version=prompt_version):
+        if self._kept.recall(namespace, tokens, codec) < whole:
+            once = SamplingParams(max_tokens=1)
+            for _ in engine.generate(tokens, once, salt=salt, prompt_version=prompt_version, kv=kv):
                 pass
         with held_signals(), self._guard.step():
-            return self._kept.pin(namespace, tokens, owner, seconds)
+            return self._kept.pin(namespace, tokens, codec, owner, seconds)
 
     @held_signals()
     def keep(self, prompt: str | ArrayLike, *, salt: str = "", prompt_version: str = "") -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
+from hostcache.codec import Codec, codec_named
 from hostcache.errors import UsageError
 from hostcache.prefix import Namespace
 from hostcache.request import FinishReason
@@ -35,18 +37,27 @@ class StreamIntake:
         scheduler: where they are queued.
         tokenizer: text to ids and back.
         kept: brings back what is kept of a prompt.
-        numerics: names everything of the model and its runtime that can change a bit of KV.
+        numerics: names everything of the model and its runtime that can change a bit of KV in a codec.
         rules: what a request gets of the context.
+        codec: of requests that do not say.
     """
 
     def __init__(
-        self, scheduler: Scheduler, tokenizer: Tokenizer, kept: KeptState, numerics: str, rules: ContextRules
+        self,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        kept: KeptState,
+        numerics: Callable[[Codec], str],
+        rules: ContextRules,
+        *,
+        codec: Codec,
     ) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._kept = kept
         self._numerics = numerics
         self._rules = rules
+        self._codec = codec
         self._structures = StructureCompiler(tokenizer)
 
     def open(
@@ -62,6 +73,7 @@ class StreamIntake:
         max_queue_seconds: float | None = None,
         overflow: OverflowPolicy = "stop",
         window: AttentionWindow | None = None,
+        kv: str | None = None,
     ) -> Stream:
         """Queue a prompt; the keywords are `npu.queue_options.QueueOptions`.
 
@@ -70,10 +82,10 @@ class StreamIntake:
         """
         constraint = self._constraint(params)
         tokens = prompt_ids(prompt, self._tokenizer)
-        namespace = self.namespace(salt, prompt_version)
+        namespace, codec = self.namespace(salt, prompt_version, kv), self.codec(kv)
         grant = self._rules.grant(overflow, tokens.size, params.max_tokens, window)
         if tokens.ndim == 1:
-            self._kept.recall(namespace, tokens)
+            self._kept.recall(namespace, tokens, codec)
         request = self._scheduler.submit(
             tokens,
             namespace,
@@ -84,6 +96,7 @@ class StreamIntake:
             max_queue_seconds=max_queue_seconds,
             window=grant.window,
             slide=grant.overflow == "slide",
+            codec=codec,
         )
         return Stream(request, params, self._tokenizer, constraint=constraint, overflow=grant.overflow)
 
@@ -124,9 +137,21 @@ class StreamIntake:
             granted = self._rules.tokens(parent.overflow, request.prompt_length, params.max_tokens)
         return parent.fork(self._scheduler.fork(request, granted), self._tokenizer, params, constraint)
 
-    def namespace(self, salt: str = "", prompt_version: str = "") -> Namespace:
-        """What requests with this salt and version share KV in."""
-        return Namespace(self._numerics, salt=salt, prompt_version=prompt_version)
+    def codec(self, kv: str | None) -> Codec:
+        """The codec of that name; None: of requests that do not say.
+
+        Raises:
+            UsageError: there is none.
+        """
+        return self._codec if kv is None else codec_named(kv)
+
+    def namespace(self, salt: str = "", prompt_version: str = "", kv: str | None = None) -> Namespace:
+        """What requests with this salt, version and codec share KV in.
+
+        Raises:
+            UsageError: there is no such codec.
+        """
+        return Namespace(self._numerics(self.codec(kv)), salt=salt, prompt_version=prompt_version)
 
     def _constraint(self, params: SamplingParams) -> Constraint | None:
         """Refuse what cannot be sampled with this model before anything is queued; the constraint of one request."""

@@ -121,7 +121,7 @@ def answer(
     times = [time.perf_counter()]
     ids = engine.add_branches(prompt, count, params, **options)
     answers = {request: Answer() for request in ids}
-    cached_tokens = engine.prefix.known_tokens(engine.namespace(), prompt)
+    cached_tokens = engine.prefix.of(engine.codec()).known_tokens(engine.namespace(), prompt)
     shown = None if show is None else InOrder(show, list(answers.values()))
     try:
         while not engine.idle:

@@ -8,6 +8,7 @@ file, and which test files of the ordinary suite must notice. To add one, add a 
 # fmt: off
 from __future__ import annotations
 
+from .codec_faults import CODEC_FAULTS
 from .fault import group
 from .model_faults import MODEL_FAULTS
 from .overflow_faults import OVERFLOW_FAULTS
@@ -767,6 +768,7 @@ DOCTOR = [
 ]
 
 FAULTS = [
+    *CODEC_FAULTS,
     *POOL,
     *FENCES,
     *TABLE,

@@ -50,7 +50,7 @@ DECODER = [
         "npu/model_runner.py",
         "npu/test_numerics.py",
         ("the model is not in the id", "{decoder.fingerprint}|", ""),
-        ("the attention runtime is not in the id", "|attention={runtime.numerics}", ""),
+        ("the attention runtime is not in the id", "|attention={self._runtime.numerics}", ""),
     ),
     *group(
         "npu/emulated_device.py",

@@ -38,6 +38,6 @@ OVERFLOW_FAULTS = [
         "npu/test_engine_windows.py npu/test_windowed_models.py",
         ("nobody lets go of what no layer sees", "model_window=max(windows) if all(windows) else 0,", "model_window=0,"),
         ("layers that see everything lose what others do not see", "model_window=max(windows) if all(windows) else 0,", "model_window=max(windows),"),
-        ("keys of the wrong pairs are turned", "interleaved=model_config.family.interleaved)", "interleaved=not model_config.family.interleaved)"),
+        ("keys of the wrong pairs are turned", "interleaved = model_config.family.interleaved", "interleaved = not model_config.family.interleaved"),
     ),
 ]

@@ -72,11 +72,11 @@ WINDOW_LAUNCH_FAULTS = [
     *group(
         "npu/rerotation.py",
         "npu/test_rerotation.py",
-        ("keys turn the wrong way", "angles = by * self._frequencies", "angles = -by * self._frequencies"),
-        ("halves turn where neighbours should", "(even, odd) if interleaved else (low, high)", "(low, high)"),
-        ("a turn applies the factor of cos and sin again", "= by * self._frequencies\n        cos, sin = np.cos(angles)", "= by * self._frequencies\n        cos, sin = 1.1 * np.cos(angles)"),
+        ("keys turn the wrong way", "turned(keys.astype(np.float32), by * self._frequencies", "turned(keys.astype(np.float32), -by * self._frequencies"),
+        ("halves turn where neighbours should", "if interleaved else (np.s_", "if False else (np.s_"),
+        ("a turn applies the factor of cos and sin again", "cos, sin = np.cos(angles)", "cos, sin = 1.1 * np.cos(angles)"),
         ("values are turned, too", ".reshape(shape)[:, 0, :, :tokens]", ".reshape(shape)[..., :tokens, :]"),
-        ("a turned block counts as written in full", "content, tokens)", "content, geometry.block_tokens)"),
+        ("a turned block counts as written in full", "content, tokens, codec)", "content, 16, codec)"),
     ),
     *group(
         "npu/model_windows.py",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hostcache.codec import FP16
 from hostcache.errors import RequestFailed, RequestRefused, UsageError
 from hostcache.request import FinishReason
 from npu.engine import Engine
@@ -215,12 +216,12 @@ def test_whatever_changes_a_bit_of_kv_is_part_of_its_namespace(model: Path) -> N
 
 
 def test_scoring_takes_no_blocks_and_leaves_no_traces(engine: Engine) -> None:
-    before = engine.prefix.resident
+    before = engine.prefix.of(FP16).resident
     score = engine.score(list(range(10, 60)))
     assert score.logprobs.shape == score.top1.shape == (49,)
     assert score.perplexity == pytest.approx(float(np.exp(-score.logprobs.mean())))
     assert engine.cache.pool.used == 0
-    assert engine.prefix.resident == before
+    assert engine.prefix.of(FP16).resident == before
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from hostcache import KVGeometry, PagedKVCache
+from hostcache.codec import INT4, INT8, Codec
 from hostcache.errors import BlockStateError, UsageError
 from npu.decoder import Decoder, Floats
+from npu.key_balance import KeyBalance
 from npu.rerotation import Rerotation
 from npu.rope import Rope, RopeScaling
 from npu.source import open_model
@@ -163,3 +165,63 @@ def test_a_block_that_others_see_is_not_turned_in_place() -> None:
     with pytest.raises(UsageError, match="there is no block 9 among 4"):
         world.rerotation.turn(9, world.target, -16)
     np.testing.assert_array_equal(world.block(world.source), before)
+
+
+def balance_of(seed: int) -> KeyBalance:
+    """Constants as they might be measured: channels of different sizes, mixed a little."""
+    rng = np.random.default_rng(seed)
+    shape = (GEOMETRY.layers, GEOMETRY.kv_heads, GEOMETRY.head_dim)
+    mix = np.eye(shape[2]) + 0.05 * rng.standard_normal((*shape, shape[2]))
+    return KeyBalance(
+        rng.standard_normal(shape).astype(np.float32),
+        mix.astype(np.float32),
+        np.linalg.inv(mix).swapaxes(2, 3).astype(np.float32),
+    )
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("tokens", [16, 5])
+@pytest.mark.parametrize(("codec", "bound"), [(INT8, 0.02), (INT4, 0.25)], ids=["int8", "int4"])
+def test_quantised_keys_are_turned_and_quantised_again(codec: Codec, bound: float, tokens: int, in_place: bool) -> None:
+    """Twice the codec's error: of keys of deviation 1 and what is taken from them, deviation 1 as well, int4 makes
+    0.1 of their root mean square (Max, 1960), int8 a tenth of that."""
+    cache = PagedKVCache.create(GEOMETRY, 16 * GEOMETRY.block_bytes, INT4)
+    source, target, foreign = (cache.pool_of(codec).allocate(1)[0] for _ in range(3))
+    rope, balance = ROPES["linear"], balance_of(3)
+    rng = np.random.default_rng(4)
+    keys = rng.standard_normal((GEOMETRY.layers, GEOMETRY.kv_heads, tokens, GEOMETRY.head_dim))
+    codes = np.full(tokens, codec.code, np.uint8)
+    for layer in range(GEOMETRY.layers):
+        at = rotated(keys[layer], rope, 100 + np.arange(tokens), interleaved=True).swapaxes(0, 1)
+        stored = np.ascontiguousarray(at, np.float32)
+        if codec is INT4:
+            stored = balance.keys(layer, codes, stored)
+        values = rng.standard_normal(stored.shape).astype(np.float32)
+        cache.write(layer, source * 16 + np.arange(tokens), stored, values, codes)
+    values_before = [cache.read(layer, [source], tokens, codec)[1].tobytes() for layer in range(GEOMETRY.layers)]
+    foreign_before = cache.view(foreign, codec).tobytes()
+
+    destination = source if in_place else target
+    Rerotation(cache, rope, interleaved=True, balance=balance).turn(source, destination, -40, codec)
+
+    assert cache.tokens_written(destination) == tokens
+    assert cache.view(foreign, codec).tobytes() == foreign_before
+    for layer in range(GEOMETRY.layers):
+        halves, kept = cache.read(layer, [destination], tokens, codec)
+        assert kept.tobytes() == values_before[layer]
+        found = halves.astype(np.float32)
+        if codec is INT4:
+            found = balance.restored(layer, found)
+        expected = rotated(keys[layer], rope, 60 + np.arange(tokens), interleaved=True).swapaxes(0, 1)
+        assert np.abs(found - expected).mean() < bound
+
+
+def test_a_quantised_block_that_is_kept_is_not_turned() -> None:
+    cache = PagedKVCache.create(GEOMETRY, 16 * GEOMETRY.block_bytes, INT8)
+    pool = cache.pool_of(INT8)
+    source, target = pool.allocate(2)
+    pool.acquire(target)
+    before = cache.buffer.tobytes()
+    with pytest.raises(BlockStateError, match=f"block {target} cannot be overwritten"):
+        Rerotation(cache, ROPES["plain"], interleaved=False).turn(source, target, 1, INT8)
+    assert cache.buffer.tobytes() == before

@@ -170,7 +170,7 @@ def test_numerics_keep_what_was_computed_otherwise_out_of_the_prefix_cache(
     names = []
     for folder in (None, dense, int8, dense):
         with Engine.load(model, pool_bytes=1 << 20, cache_dir=model.parent, dense=folder) as engine:
-            names.append(engine._runner.numerics)
+            names.append(engine._runner.numerics())
     assert names[1] == names[3]
     assert len(set(names)) == 3
     with runner(dense) as segments, open_model(model) as source:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hostcache.codec import FP16
 from hostcache.errors import BadStateFile, RequestRefused, UsageError
 from npu.engine import Engine
 from npu.sampler import SamplingParams
@@ -106,7 +107,7 @@ def test_a_damaged_session_is_refused_and_the_engine_goes_on(engine: Engine, tmp
     with pytest.raises(BadStateFile, match=r"damaged; it was set aside as talk\.bad"):
         engine.sessions.load(path)
     assert os.listdir(tmp_path) == ["talk.bad"]
-    assert engine.prefix.resident == 0
+    assert engine.prefix.of(FP16).resident == 0
     assert len(answer(engine, tokens)) == 8
 
 
@@ -158,8 +159,8 @@ def test_a_pinned_prompt_comes_back_from_disk_after_a_restart(model: Path, tmp_p
 def test_a_prompt_is_pinned_without_a_folder_and_for_one_tenant(engine: Engine) -> None:
     whole = engine.sessions.pin(TEXT, "console", 3600, salt="mine", prompt_version="1")
     prompt = engine.tokenizer.encode(TEXT)
-    assert engine.prefix.known_tokens(engine.namespace("mine", "1"), prompt) == whole
-    assert engine.prefix.known_tokens(engine.namespace("", "1"), prompt) == 0
+    assert engine.prefix.of(FP16).known_tokens(engine.namespace("mine", "1"), prompt) == whole
+    assert engine.prefix.of(FP16).known_tokens(engine.namespace("", "1"), prompt) == 0
     assert engine.prefix.invalidate(prompt_version="1") > 0
     assert engine.prefix.pinned == 0
 

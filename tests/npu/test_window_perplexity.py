@@ -40,7 +40,7 @@ class Scorer:
     ) -> NDArray[np.float64]:
         """Of each token but the first, given those before it that the window shows."""
         scheduler = self._scheduler
-        own = Namespace(self._runner.numerics, salt=f"{window} {ids[:8]}")  # what is known already brings no logits
+        own = Namespace(self._runner.numerics(), salt=f"{window} {ids[:8]}")  # what is known already brings no logits
         scheduler.submit(ids[:-1], own, 1, window=window, slide=slide)
         found: list[float] = []
         while not scheduler.idle:

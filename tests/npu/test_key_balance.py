@@ -1,0 +1,147 @@
+"""Constants that change how int4 stores keys, and nothing of what queries make of them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hostcache._kv import lib
+from npu.decoder import Decoder, Floats
+from npu.key_balance import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyBalance, balance_keys
+from npu.key_statistics import load_key_balance
+from npu.source import open_model
+from npu.text import tokenizer_of
+from tests.npu.tiny import TinyLlama, write_tiny_llama
+
+LAYERS, KV_HEADS, HEADS, DIM = 2, 2, 6, 24
+INT4_ROWS = np.array([2, 2, 0, 1, 2], np.uint8)
+
+
+def text_of(seed: int, tokens: int = 300) -> tuple[Floats, Floats]:
+    """Keys and queries `[layers, tokens, heads, d]` with outliers in some channels, as models have them."""
+    rng = np.random.default_rng(seed)
+    channels = np.exp(rng.standard_normal(DIM) * 1.5)
+    keys = rng.standard_normal((LAYERS, tokens, KV_HEADS, DIM)) * channels + 3 * channels
+    queries = rng.standard_normal((LAYERS, tokens, HEADS, DIM)) * np.exp(rng.standard_normal(DIM))
+    return keys.astype(np.float32), queries.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def balance() -> KeyBalance:
+    keys, queries = text_of(1)
+    return balance_keys(keys[:, 0], lambda layer: keys[layer, 1:], lambda layer: queries[layer, 1:])
+
+
+def test_scores_are_the_same_but_for_a_constant_of_each_query(balance: KeyBalance) -> None:
+    """Softmax does not see what is the same for all keys."""
+    keys, queries = text_of(2, tokens=40)
+    codes = np.full(40, 2, np.uint8)
+    for layer in range(LAYERS):
+        stored, asked = balance.keys(layer, codes, keys[layer]), balance.queries(layer, codes, queries[layer])
+        for head in range(HEADS):
+            kv = head // (HEADS // KV_HEADS)
+            plain = queries[layer, :, head].astype(np.float64) @ keys[layer, :, kv].T.astype(np.float64)
+            found = asked[:, head].astype(np.float64) @ stored[:, kv].T.astype(np.float64)
+            constant = queries[layer, :, head].astype(np.float64) @ balance.offsets[layer, kv]
+            np.testing.assert_allclose(found, plain - constant[:, None], rtol=0, atol=2e-5 * np.abs(plain).max())
+
+
+def test_rows_of_other_codecs_stay_as_they_are(balance: KeyBalance) -> None:
+    keys, queries = text_of(3, tokens=len(INT4_ROWS))
+    for stored, given in (
+        (balance.keys(1, INT4_ROWS, keys[1]), keys[1]),
+        (balance.queries(1, INT4_ROWS, queries[1]), queries[1]),
+    ):
+        same = [a.tobytes() == b.tobytes() for a, b in zip(stored, given, strict=True)]
+        assert same == (INT4_ROWS != 2).tolist()
+
+
+def test_a_row_has_the_same_bits_alone_and_by_every_instruction_set(balance: KeyBalance) -> None:
+    keys, _ = text_of(4, tokens=len(INT4_ROWS))
+    together = balance.keys(0, INT4_ROWS, keys[0])
+    assert lib.rp_kv_use_isa(b"plain") == 0
+    for row in range(len(INT4_ROWS)):
+        alone = balance.keys(0, INT4_ROWS[row : row + 1], keys[0, row : row + 1])
+        assert alone.tobytes() == together[row].tobytes()
+    lib.rp_kv_use_isa(b"auto")
+
+
+def test_keys_come_back(balance: KeyBalance) -> None:
+    keys, _ = text_of(5, tokens=9)
+    back = balance.restored(1, balance.keys(1, np.full(9, 2, np.uint8), keys[1]))
+    np.testing.assert_allclose(back, keys[1], rtol=0, atol=1e-4 * np.abs(keys[1]).max())
+
+
+def test_moments_of_stored_keys_and_of_queries_are_the_same_diagonal(balance: KeyBalance) -> None:
+    """What makes the error least; moments as the text of the constants has them, drawn to the unit matrix."""
+    keys, queries = text_of(1)
+    for layer in range(LAYERS):
+        for head in range(KV_HEADS):
+            shift = balance.offsets[layer, head].astype(np.float64)
+            matrix = balance.key_matrices[layer, head].astype(np.float64)
+            others, first = keys[layer, 1:, head] - shift, keys[layer, 0, head] - shift
+            of_keys = (1 - FIRST_TOKEN_WEIGHT) * others.T @ others / len(others)
+            of_keys += FIRST_TOKEN_WEIGHT * np.outer(first, first)
+            asked = queries[layer, 1:].reshape(-1, KV_HEADS, HEADS // KV_HEADS, DIM)[:, head].reshape(-1, DIM)
+            of_queries = asked.T.astype(np.float64) @ asked / len(asked)
+            of_keys += SHRINKAGE * np.trace(of_keys) / DIM * np.eye(DIM)
+            of_queries += SHRINKAGE * np.trace(of_queries) / DIM * np.eye(DIM)
+            inverse = np.linalg.inv(matrix)
+            stored, met = matrix.T @ of_keys @ matrix, inverse @ of_queries @ inverse.T
+            tolerance = 1e-4 * stored.max()
+            np.testing.assert_allclose(stored, np.diag(np.diag(stored)), rtol=0, atol=tolerance)
+            np.testing.assert_allclose(met, stored, rtol=0, atol=tolerance)
+
+
+def test_a_head_that_says_nothing_is_stored_as_it_is() -> None:
+    nothing = np.zeros((1, 8, 1, 16), np.float32)
+    balance = balance_keys(nothing[:, 0], lambda _: nothing[0], lambda _: nothing[0])
+    np.testing.assert_allclose(balance.key_matrices[0, 0] @ balance.key_matrices[0, 0].T, np.eye(16), atol=1e-6)
+
+
+class Watched:
+    """A model that counts how often it is asked."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder, self.steps = decoder, 0
+        self.fingerprint, self.numerics = decoder.fingerprint, decoder.numerics
+
+    def forward(self, *arguments: object) -> NDArray[np.float32]:
+        self.steps += 1
+        return self.decoder.forward(*arguments)  # type: ignore[arg-type] # as they come
+
+    def close(self) -> None:
+        self.decoder.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_constants_are_measured_once_and_a_damaged_file_is_not_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str
+) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", TinyLlama(family=family))
+    with open_model(path) as source:
+        decoder = Watched(Decoder.load(source, cache_dir=tmp_path))
+        tokenizer = tokenizer_of(source)
+
+    def load() -> str:
+        return load_key_balance(decoder, decoder.decoder.config, tokenizer, cache_dir=tmp_path).digest
+
+    first, steps = load(), decoder.steps
+    assert steps == 512 // 64
+    assert load() == first
+    assert decoder.steps == steps
+    (kept,) = (tmp_path / "keys").iterdir()
+    assert kept.parent.stat().st_mode & 0o077 == 0
+
+    whole = bytearray(kept.read_bytes())
+    for damaged in (whole[: len(whole) // 2], b"", whole[:3000] + bytes(16) + whole[3016:]):
+        kept.write_bytes(damaged)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert load() == first
+        assert str(kept) in caplog.text
+    assert decoder.steps == 4 * steps
