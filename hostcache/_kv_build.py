@@ -13,8 +13,8 @@ ffi.cdef(DECLARATIONS)
 ffi.set_source(
     "hostcache._kv",
     "#include <stdint.h>\n" + DECLARATIONS,
-    sources=["hostcache/_kv.c", "hostcache/_rows.c"],
+    sources=[f"hostcache/{name}.c" for name in ("_kv", "_rows", "_rows_avx2", "_rows_neon")],
     depends=[f"hostcache/{name}.h" for name in ("_kv", "_rows", "_codec", "_fp16", "_isa")],
     # Quantised bytes must not depend on the instruction set, so no product and sum become one.
-    extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off"],
+    extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden"],
 )

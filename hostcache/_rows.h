@@ -3,6 +3,11 @@
 #define RP_ROWS_H
 
 #include <stdint.h>
+#include <string.h>
+
+/* Beyond this, in sixteenths of a level's unit, an element counts as if it were there: the squares of 1024 such errors
+ * add up to an int32. */
+#define RP_FINE_TOP 2944
 
 typedef struct {
     /* fp16, to nearest even. */
@@ -13,11 +18,25 @@ typedef struct {
     uint32_t (*peak)(const float *x, int32_t n);
     /* x * factor, to nearest even, at most 127 and at least -127. None is NaN. */
     void (*round)(const float *x, int32_t n, float factor, int8_t *rounded);
+    /* How far x * factor is from its levels of int4: the sum of squares, of sixteenths of a level's unit. */
+    int32_t (*misfit)(const float *x, int32_t n, float factor);
     /* A group's codes of int4, n / 2 bytes. */
     void (*pack)(const int8_t *rounded, int32_t n, uint8_t *codes);
     /* y = x * matrix, [n][n], a row of it to each element of x in their order. */
     void (*combine)(const float *x, const float *matrix, int32_t n, float *y);
 } rp_row_ops;
+
+extern const rp_row_ops rp_plain_rows, rp_avx2_rows, rp_neon_rows;
+
+/* What `combine` does, for each instruction set to compile. */
+static inline __attribute__((always_inline)) void rp_combine(const float *restrict x, const float *restrict matrix,
+                                                             int32_t n, float *restrict y)
+{
+    memset(y, 0, (size_t)n * sizeof *y);
+    for (int32_t i = 0; i < n; i++, matrix += n)
+        for (int32_t j = 0; j < n; j++)
+            y[j] += x[i] * matrix[j];
+}
 
 /* By name: "plain", "avx2", "neon", or "auto" for the best one here. NULL where this machine cannot run it. */
 const rp_row_ops *rp_row_ops_named(const char *isa);

@@ -24,10 +24,16 @@ CODEC_FAULTS = [
     *group(
         "hostcache/_rows.c",
         "hostcache/test_kv_codecs.py",
-        ("what is beyond every scale has one", "return scale < 0x7c00u ? scale : 0x7e00u;", "return scale;"),
+        ("what is beyond every scale has one", "return scale < 0x7c00u ? scale : NO_SCALE;", "return scale;"),
+        ("the scale that misfits most is taken", "if (misfit < least) {", "if (misfit > least || i == 0) {"),
         ("levels are cut off", "codes[i] = (uint8_t)(code_of(rounded[i])", "codes[i] = (uint8_t)(7 & code_of(rounded[i])"),
         ("negative levels are those of positive ones", "rounded < 0 ? 15 - code : code", "code"),
+    ),
+    *group(
+        "hostcache/_rows_avx2.c",
+        "hostcache/test_kv_codecs.py",
         ("lanes that are two apart are not mixed", "_mm256_add_ps(_mm256_permute_ps(x, 0x4E), _mm256_xor_ps(x, sign2))", "x"),
+        ("elements are compared with levels of others", "_mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xD8)", "_mm256_packs_epi16(low, high)"),
     ),
     *group(
         "hostcache/_kv.c",
