@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from hostcache.request import Request
 from hostcache.scheduler import SchedulerConfig
 from hostcache.step import Chunk, StepPlan
 
-__all__ = ["Score", "log_softmax_at", "score_ids"]
+__all__ = ["Score", "forced_logits", "log_softmax_at", "score_ids"]
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,38 @@ def score_ids(
         codec: how its KV is stored meanwhile.
 
     Raises:
+        RockpageError: as `forced_logits`.
+        RequestFailed: the model's numbers are broken.
+    """
+    logprobs: list[NDArray[np.float64]] = []
+    top1: list[NDArray[np.int32]] = []
+    done = 1
+    for logits in forced_logits(ids, namespace, cache, config, compute, codec=codec):
+        logprobs.append(log_softmax_at(logits, ids[done : done + len(logits)]))
+        top1.append(logits.argmax(axis=1).astype(np.int32))
+        done += len(logits)
+    return Score(np.concatenate(logprobs), np.concatenate(top1))
+
+
+def forced_logits(
+    ids: NDArray[np.int32],
+    namespace: Namespace,
+    cache: PagedKVCache,
+    config: SchedulerConfig,
+    compute: Callable[[StepPlan], NDArray[np.float32]],
+    *,
+    codec: Codec = FP16,
+) -> Iterator[NDArray[np.float32]]:
+    """What a model makes of a text, chunk by chunk: the logits in front of each token but the first.
+
+    The arguments are those of `score_ids`. The blocks go back when the iterator ends or is closed.
+
+    Yields:
+        float32 `[tokens of the chunk, vocabulary]`.
+
+    Raises:
         UsageError: the pool does not serve the codec.
         RequestRefused: fewer than two tokens, or more than the context or the pool holds.
-        RequestFailed: the model's numbers are broken.
     """
     if ids.ndim != 1 or not 2 <= len(ids) <= config.context_length:
         raise RequestRefused(
@@ -112,16 +141,11 @@ def score_ids(
             blocks=blocks,
         )
     request = Request(0, ids, len(ids), len(ids), namespace, cache.table(codec))
-    logprobs = np.empty(len(ids) - 1)
-    top1 = np.empty(len(ids) - 1, dtype=np.int32)
     try:
         for start in range(0, len(ids) - 1, config.prefill_chunk):  # the last token's own logits are not needed
             stop = min(start + config.prefill_chunk, len(ids) - 1)
             request.table.append(stop - start)
             plan = StepPlan.build([Chunk(request, start, stop - start, samples=False)])
-            logits = compute(dataclasses.replace(plan, logit_rows=np.arange(plan.rows, dtype=np.int64)))
-            logprobs[start:stop] = log_softmax_at(logits, ids[start + 1 : stop + 1])
-            top1[start:stop] = logits.argmax(axis=1)
+            yield compute(dataclasses.replace(plan, logit_rows=np.arange(plan.rows, dtype=np.int64)))
     finally:
         request.table.release()
-    return Score(logprobs, top1)

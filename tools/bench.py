@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import bench_books, bench_gather, bench_latency
+from . import bench_books, bench_codec, bench_gather, bench_latency
 from .bench_kind import Kind
 from .command import Help, Parser, Subparsers, add_command
 
@@ -29,7 +29,7 @@ the package xxhash. Exit 1 if a ratio misses its target."""
 KINDS: tuple[Kind, ...] = (
     bench_gather.KIND,
     # bench_attention.KIND,
-    # bench_codec.KIND,
+    bench_codec.KIND,
     bench_books.CACHE,
     bench_books.SCHEDULE,
     # bench_prefix.KIND,
