@@ -9,11 +9,11 @@
 
 typedef __m512 vec;
 typedef uint32_t uvec __attribute__((vector_size(64)));
-typedef float quad __attribute__((vector_size(16)));
 typedef __m512i ivec;
 typedef __m512i hvec;
 enum { LANES = 16 };
 #define RP_ROWS 6
+enum { PAIR = 2 }; /* elements i and i + PAIR of a query are multiplied together */
 
 static inline vec v_splat(float x)
 {
@@ -100,6 +100,22 @@ static inline void v_store_i16(int16_t *p, vec v)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v)));
 }
 
+/* The larger magnitude of each lane. Compared as integers, NaN is larger than anything. */
+static inline vec v_larger(vec a, vec b)
+{
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)),
+                                                _mm512_castps_si512(_mm512_abs_ps(b))));
+}
+
+/* The largest of magnitudes. */
+static inline float v_largest(vec v)
+{
+    const int32_t bits = _mm512_reduce_max_epi32(_mm512_castps_si512(v));
+    float largest;
+    memcpy(&largest, &bits, sizeof largest);
+    return largest;
+}
+
 static inline ivec i_zero(void)
 {
     return _mm512_setzero_si512();
@@ -110,9 +126,45 @@ static inline hvec i_load(const int16_t *p)
     return _mm512_loadu_si512(p);
 }
 
-static inline hvec i_load_levels(const int8_t *p)
+static inline ivec i_add(ivec a, ivec b)
 {
-    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_add_epi32(a, b);
+}
+
+/* 16 elements of tokens 0, 4, 8 and 12. */
+static inline __m512i i_load_four(const int8_t *const *token, int64_t d)
+{
+    const __m256i low = _mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(token[0] + d))),
+        _mm_loadu_si128((const __m128i *)(token[4] + d)), 1);
+    const __m256i high = _mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(token[8] + d))),
+        _mm_loadu_si128((const __m128i *)(token[12] + d)), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+/* Levels of a piece, head_dim apart, become int16 with tokens side by side: [pair of elements][token][2]. Tokens behind
+ * `size` are stand-ins. */
+static inline void i_transpose(const int8_t *levels, int64_t head_dim, int32_t size, int16_t *to)
+{
+    const int8_t *token[RP_PIECE];
+    for (int32_t i = 0; i < RP_PIECE; i++)
+        token[i] = levels + (i < size ? i : size - 1) * head_dim;
+    for (int64_t d = 0; d < head_dim; d += 16) {
+        __m512i four[4];
+        for (int i = 0; i < 4; i++)
+            four[i] = i_load_four(token + i, d);
+        const __m512i low[2] = {_mm512_unpacklo_epi32(four[0], four[1]), _mm512_unpacklo_epi32(four[2], four[3])};
+        const __m512i high[2] = {_mm512_unpackhi_epi32(four[0], four[1]), _mm512_unpackhi_epi32(four[2], four[3])};
+        const __m512i words[4] = {/* elements 4i..4i+3 of all tokens */
+            _mm512_unpacklo_epi64(low[0], low[1]), _mm512_unpackhi_epi64(low[0], low[1]),
+            _mm512_unpacklo_epi64(high[0], high[1]), _mm512_unpackhi_epi64(high[0], high[1])};
+        __m512i *pairs = (__m512i *)(to + d * RP_PIECE);
+        for (int i = 0; i < 4; i++) {
+            _mm512_store_si512(pairs + 2 * i, _mm512_srai_epi16(_mm512_slli_epi16(words[i], 8), 8));
+            _mm512_store_si512(pairs + 2 * i + 1, _mm512_srai_epi16(words[i], 8));
+        }
+    }
 }
 
 /* LANES levels of two tokens, such that i_multiply_add adds up each column's. */
@@ -133,17 +185,8 @@ static inline hvec i_splat_pair(const int16_t *p)
 /* Products of a and b, two of them added to each lane of sum. */
 static inline ivec i_multiply_add(ivec sum, hvec a, hvec b)
 {
-    return _mm512_dpwssd_epi32(sum, a, b);
-}
-
-/* Lane i is the sum of v[i]'s lanes. */
-static inline quad i_sums(const ivec v[4])
-{
-    const ivec low = _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-    const ivec high = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-    const ivec all = _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
-    const __m256i pairs = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
-    return (quad)_mm_cvtepi32_ps(_mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); /* gcc 12 copies the sum before and after the intrinsic */
+    return sum;
 }
 
 /* 16 bytes of int4 codes become the 32 levels of a group. */

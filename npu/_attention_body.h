@@ -19,26 +19,25 @@ enum { ROWS = RP_ROWS, WIDE = 4 };
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 
-/* Call with the number of rows, 1..ROWS, as a constant. */
+/* Call f with the number of rows, 1..ROWS, as a constant in front of its other arguments. */
 #if RP_ROWS == 3
-#define BY_ROWS(count, f, ...)                  \
-    switch (count) {                            \
-    case 1: f(1, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
-    case 2: f(2, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
-    default: f(3, BY_ROWS_ARGUMENTS(__VA_ARGS__));       \
-    }
+#define BY_ROWS(count, f, ...)                                                                                         \
+    do {                                                                                                               \
+        if ((count) == 3) f(3, __VA_ARGS__);                                                                           \
+        else if ((count) == 2) f(2, __VA_ARGS__);                                                                      \
+        else f(1, __VA_ARGS__);                                                                                        \
+    } while (0)
 #else
-#define BY_ROWS(count, f, ...)                  \
-    switch (count) {                            \
-    case 1: f(1, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
-    case 2: f(2, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
-    case 3: f(3, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
-    case 4: f(4, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
-    case 5: f(5, BY_ROWS_ARGUMENTS(__VA_ARGS__)); break; \
-    default: f(6, BY_ROWS_ARGUMENTS(__VA_ARGS__));       \
-    }
+#define BY_ROWS(count, f, ...)                                                                                         \
+    do {                                                                                                               \
+        if ((count) == 6) f(6, __VA_ARGS__);                                                                           \
+        else if ((count) == 5) f(5, __VA_ARGS__);                                                                      \
+        else if ((count) == 4) f(4, __VA_ARGS__);                                                                      \
+        else if ((count) == 3) f(3, __VA_ARGS__);                                                                      \
+        else if ((count) == 2) f(2, __VA_ARGS__);                                                                      \
+        else f(1, __VA_ARGS__);                                                                                        \
+    } while (0)
 #endif
-#define BY_ROWS_ARGUMENTS(...) __VA_ARGS__
 
 #include "_attention_fp16.h"
 #include "_attention_levels.h"
@@ -166,7 +165,7 @@ typedef struct {
     int32_t window_block; /* where the first row's window begins */
 } walk;
 
-/* Whether a segment of some row ends where a block begins. */
+/* Whether a row's segment ends where a block begins. */
 static bool segment_ends(const rp_scratch *s, int32_t row, int32_t block, const walk *at, int32_t block_tokens)
 {
     int32_t index = block; /* among the blocks that the row looks into */
@@ -176,6 +175,15 @@ static bool segment_ends(const rp_scratch *s, int32_t row, int32_t block, const 
         index -= s->skipped[row];
     }
     return index > 0 && index % rp_segment_blocks(block_tokens) == 0;
+}
+
+/* Whether some row's does. */
+static bool some_segment_ends(const rp_scratch *s, int32_t rows, int32_t block, const walk *at, int32_t block_tokens)
+{
+    for (int32_t r = 0; r < rows; r++)
+        if ((r == 0 || s->skipped[r] != s->skipped[r - 1]) && segment_ends(s, r, block, at, block_tokens))
+            return true;
+    return false;
 }
 
 static void look_at(const tile_view *view, const rp_scratch *s, int32_t block, int32_t offset, rp_piece *piece)
@@ -210,10 +218,8 @@ static int32_t next_span(const tile_view *view, const rp_scratch *s, walk *at, r
 {
     int32_t pieces = 0;
     while (pieces < RP_SPAN_PIECES && at->block < at->end) {
-        if (pieces && at->offset == 0)
-            for (int32_t r = 0; r < view->rows; r++)
-                if (segment_ends(s, r, at->block, at, view->step->block_tokens))
-                    return pieces;
+        if (pieces && at->offset == 0 && some_segment_ends(s, view->rows, at->block, at, view->step->block_tokens))
+            break;
         look_at(view, s, at->block, at->offset, &piece[pieces++]);
         at->offset += RP_PIECE;
         if (at->offset < view->step->block_tokens)
@@ -234,9 +240,10 @@ static void attend_blocks(const tile_view *view, rp_scratch *s, walk at)
     while (count) {
         const int32_t later = next_span(view, s, &at, pieces[!now]);
         const rp_piece *first = pieces[now];
-        if (first->before == 0)
+        const int32_t block = first->position / block_tokens;
+        if (first->before == 0 && some_segment_ends(s, view->rows, block, &at, block_tokens))
             for (int32_t r = 0; r < view->rows; r++)
-                if (segment_ends(s, r, first->position / block_tokens, &at, block_tokens))
+                if (segment_ends(s, r, block, &at, block_tokens))
                     end_segment(s, r, view->step->head_dim);
         attend_span(view, s, first, count, pieces[!now], later);
         count = later;

@@ -21,13 +21,13 @@ ALWAYS_INLINE void score_fp16(const int rows, const uint16_t *k, const uint8_t *
             UNROLL for (int i = 0; i < 4; i++)
                 dot[r][i] = v_splat(0.0f);
         for (int64_t d = 0; d < head_dim; d += LANES) {
-            vec key[4];
-            UNROLL for (int i = 0; i < 4; i++)
-                key[i] = v_load_f16(token[i] + d);
-            UNROLL for (int r = 0; r < rows; r++) {
-                const vec q = v_load(query + r * head_dim + d);
-                UNROLL for (int i = 0; i < 4; i++)
-                    dot[r][i] = v_fma(q, key[i], dot[r][i]);
+            vec q[ROWS];
+            UNROLL for (int r = 0; r < rows; r++)
+                q[r] = v_load(query + r * head_dim + d);
+            UNROLL for (int i = 0; i < 4; i++) {
+                const vec key = v_load_f16(token[i] + d);
+                UNROLL for (int r = 0; r < rows; r++)
+                    dot[r][i] = v_fma(q[r], key, dot[r][i]);
             }
         }
         UNROLL for (int r = 0; r < rows; r++)
@@ -49,13 +49,13 @@ ALWAYS_INLINE void add_columns_fp16(const int rows, const int wide, const uint16
         if (ahead)
             UNROLL for (int byte = 0; byte < wide * LANES * 2; byte += LINE)
                 __builtin_prefetch(ahead + at * 2 + byte);
-        vec value[WIDE];
-        UNROLL for (int c = 0; c < wide; c++)
-            value[c] = v_load_f16(v + at + c * LANES);
-        UNROLL for (int r = 0; r < rows; r++) {
-            const vec w = v_splat(weight[r][slot + t]);
-            UNROLL for (int c = 0; c < wide; c++)
-                s[r][c] = v_fma(w, value[c], s[r][c]);
+        vec w[ROWS];
+        UNROLL for (int r = 0; r < rows; r++)
+            w[r] = v_splat(weight[r][slot + t]);
+        UNROLL for (int c = 0; c < wide; c++) {
+            const vec value = v_load_f16(v + at + c * LANES);
+            UNROLL for (int r = 0; r < rows; r++)
+                s[r][c] = v_fma(w[r], value, s[r][c]);
         }
     }
     UNROLL for (int r = 0; r < rows; r++)

@@ -6,11 +6,11 @@
 
 typedef float32x4_t vec;
 typedef uint32x4_t uvec;
-typedef float32x4_t quad;
 typedef int32x4_t ivec;
 typedef int16x8_t hvec;
 enum { LANES = 4 };
 #define RP_ROWS 6
+enum { PAIR = 4 }; /* elements i and i + PAIR of a query are multiplied together */
 
 static inline vec v_splat(float x)
 {
@@ -86,6 +86,18 @@ static inline void v_store_i16(int16_t *p, vec v)
     vst1_s16(p, vqmovn_s32(vcvtnq_s32_f32(v)));
 }
 
+/* The larger magnitude of each lane. Compared as integers, NaN is larger than anything. */
+static inline vec v_larger(vec a, vec b)
+{
+    return vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(vabsq_f32(a)), vreinterpretq_u32_f32(vabsq_f32(b))));
+}
+
+/* The largest of magnitudes. */
+static inline float v_largest(vec v)
+{
+    return vgetq_lane_f32(vreinterpretq_f32_u32(vdupq_n_u32(vmaxvq_u32(vreinterpretq_u32_f32(v)))), 0);
+}
+
 static inline ivec i_zero(void)
 {
     return vdupq_n_s32(0);
@@ -96,9 +108,33 @@ static inline hvec i_load(const int16_t *p)
     return vld1q_s16(p);
 }
 
-static inline hvec i_load_levels(const int8_t *p)
+static inline ivec i_add(ivec a, ivec b)
 {
-    return vmovl_s8(vld1_s8(p));
+    return vaddq_s32(a, b);
+}
+
+/* Levels of a piece, head_dim apart, become int16 with tokens side by side: [pair of elements][4 tokens][2][4]. Tokens
+ * behind `size` are stand-ins. */
+static inline void i_transpose(const int8_t *levels, int64_t head_dim, int32_t size, int16_t *to)
+{
+    for (int32_t first = 0; first < RP_PIECE; first += 4) {
+        const int8_t *token[4];
+        for (int32_t i = 0; i < 4; i++)
+            token[i] = levels + (first + i < size ? first + i : size - 1) * head_dim;
+        for (int64_t d = 0; d < head_dim; d += 8) {
+            const int16x8_t row[4] = {vmovl_s8(vld1_s8(token[0] + d)), vmovl_s8(vld1_s8(token[1] + d)),
+                                      vmovl_s8(vld1_s8(token[2] + d)), vmovl_s8(vld1_s8(token[3] + d))};
+            const int32x4_t even[2] = {vreinterpretq_s32_s16(vtrn1q_s16(row[0], row[1])),
+                                       vreinterpretq_s32_s16(vtrn1q_s16(row[2], row[3]))};
+            const int32x4_t odd[2] = {vreinterpretq_s32_s16(vtrn2q_s16(row[0], row[1])),
+                                      vreinterpretq_s32_s16(vtrn2q_s16(row[2], row[3]))};
+            int16_t *pairs = to + d * RP_PIECE + first * 2; /* elements i of four tokens, then i + 4 of them */
+            vst1q_s16(pairs, vreinterpretq_s16_s32(vtrn1q_s32(even[0], even[1])));
+            vst1q_s16(pairs + 2 * RP_PIECE, vreinterpretq_s16_s32(vtrn1q_s32(odd[0], odd[1])));
+            vst1q_s16(pairs + 4 * RP_PIECE, vreinterpretq_s16_s32(vtrn2q_s32(even[0], even[1])));
+            vst1q_s16(pairs + 6 * RP_PIECE, vreinterpretq_s16_s32(vtrn2q_s32(odd[0], odd[1])));
+        }
+    }
 }
 
 /* LANES levels of two tokens, such that i_multiply_add adds up each column's: one token's, then the other's. */
@@ -120,12 +156,6 @@ static inline hvec i_splat_pair(const int16_t *p)
 static inline ivec i_multiply_add(ivec sum, hvec a, hvec b)
 {
     return vmlal_high_s16(vmlal_s16(sum, vget_low_s16(a), vget_low_s16(b)), a, b);
-}
-
-/* Lane i is the sum of v[i]'s lanes. */
-static inline quad i_sums(const ivec v[4])
-{
-    return vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3])));
 }
 
 /* 16 bytes of int4 codes become the 32 levels of a group. */

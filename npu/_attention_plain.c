@@ -4,11 +4,11 @@
 
 typedef float vec __attribute__((vector_size(16)));
 typedef uint32_t uvec __attribute__((vector_size(16)));
-typedef vec quad;
 typedef int32_t ivec __attribute__((vector_size(16)));
 typedef int16_t hvec __attribute__((vector_size(16)));
 enum { LANES = 4 };
 #define RP_ROWS 3
+enum { PAIR = 2 }; /* elements i and i + PAIR of a query are multiplied together */
 
 static inline vec v_splat(float x)
 {
@@ -97,6 +97,24 @@ static inline void v_store_i16(int16_t *p, vec v)
         p[i] = v[i] >= -32767.5f && v[i] < 32767.5f ? (int16_t)((v[i] + 0x1.8p23f) - 0x1.8p23f) : 0;
 }
 
+/* The larger magnitude of each lane. Compared as integers, NaN is larger than anything. */
+static inline vec v_larger(vec a, vec b)
+{
+    uvec left = (uvec)a & 0x7fffffff;
+    const uvec right = (uvec)b & 0x7fffffff;
+    for (int i = 0; i < LANES; i++)
+        left[i] = left[i] > right[i] ? left[i] : right[i];
+    return (vec)left;
+}
+
+/* The largest of magnitudes. */
+static inline float v_largest(vec v)
+{
+    for (int i = 1; i < LANES; i++)
+        v = v_larger(v, v_splat(v[i]));
+    return v[0];
+}
+
 static inline ivec i_zero(void)
 {
     return (ivec){0};
@@ -109,9 +127,20 @@ static inline hvec i_load(const int16_t *p)
     return v;
 }
 
-static inline hvec i_load_levels(const int8_t *p)
+static inline ivec i_add(ivec a, ivec b)
 {
-    return (hvec){p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]};
+    return a + b;
+}
+
+/* Levels of a piece, head_dim apart, become int16 with tokens side by side: [pair of elements][token][2]. Tokens behind
+ * `size` are stand-ins. */
+static inline void i_transpose(const int8_t *levels, int64_t head_dim, int32_t size, int16_t *to)
+{
+    for (int64_t d = 0; d < head_dim; d++)
+        for (int32_t t = 0; t < RP_PIECE; t++) {
+            const int64_t pair = d / 4 * 2 + d % 2;
+            to[pair * 2 * RP_PIECE + t * 2 + d % 4 / 2] = levels[(t < size ? t : size - 1) * head_dim + d];
+        }
 }
 
 /* LANES levels of two tokens, such that i_multiply_add adds up each column's. */
@@ -132,15 +161,6 @@ static inline ivec i_multiply_add(ivec sum, hvec a, hvec b)
     for (int i = 0; i < LANES; i++)
         sum[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
     return sum;
-}
-
-/* Lane i is the sum of v[i]'s lanes. */
-static inline quad i_sums(const ivec v[4])
-{
-    quad sums;
-    for (int i = 0; i < 4; i++)
-        sums[i] = (float)(v[i][0] + v[i][1] + v[i][2] + v[i][3]);
-    return sums;
 }
 
 /* 16 bytes of int4 codes become the 32 levels of a group. */

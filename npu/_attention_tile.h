@@ -62,6 +62,7 @@ typedef struct {
     /* Of small-integer codecs alone. */
     _Alignas(64) int16_t query16[RP_TILE_ROWS * (RP_MAX_HEAD_DIM + RP_SLACK)]; /* query by its scale */
     float query_scale[RP_TILE_ROWS];
+    _Alignas(64) int16_t keys16[RP_PIECE * (RP_MAX_HEAD_DIM + RP_SLACK)];      /* a piece's K, transposed */
     _Alignas(64) int8_t levels[RP_PIECE * RP_MAX_HEAD_DIM + RP_SLACK];         /* int4, unpacked */
     _Alignas(64) float scales[RP_MAX_GROUPS][RP_PIECE];                        /* of a piece's tokens, 0 behind them */
     _Alignas(64) int16_t weight16[RP_TILE_ROWS][RP_PIECE];                     /* weight * V's scale, by its own scale */
