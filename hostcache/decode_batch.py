@@ -149,6 +149,10 @@ class DecodeBatch:
         count = len(self.requests)
         return (self._positions[:count] >= self._own_until[:count]).nonzero()[0]
 
+    def needs_copy(self, places: NDArray[np.intp]) -> bool:
+        """Whether one of these, which have no room, needs it for a copy of a shared block."""
+        return bool(np.count_nonzero(self._held(places) % self._block_tokens))
+
     def by_pool(self, places: NDArray[np.intp]) -> dict[BlockPool, NDArray[np.intp]]:
         """These places by the pool that their requests' blocks come from."""
         codes = self._codes[places]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 from .errors import BlockStateError, UsageError
@@ -108,10 +108,6 @@ class ExtentPool:
     def idle_besides(self, user: ExtentUser) -> int:
         """Extents that the other codecs could give up."""
         return sum(len(other.idle) for other in self.users if other is not user)
-
-    def fit(self, blocks: Mapping[ExtentUser, int]) -> bool:
-        """Whether so many blocks of each codec can be had together, beside what is used."""
-        return sum(user.extents_for(count) for user, count in blocks.items()) <= self.common
 
     def longest_idle(self, besides: ExtentUser) -> tuple[int, int, ExtentUser] | None:
         """Of the extents that other codecs could give up, the one idle for longest.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 from .blocks import BlockPool
 
@@ -33,14 +32,7 @@ class Promises:
         self.total += blocks
         self._blocks[pool] += blocks
 
-    def others(self, pool: BlockPool) -> Iterator[tuple[BlockPool, int]]:
-        """What is promised out of the other pools."""
-        return ((other, blocks) for other, blocks in self._blocks.items() if other is not pool)
-
     def missing(self, pool: BlockPool, blocks: int) -> int:
         """Blocks of a pool that are not there if `blocks` more are taken and all promises are kept; 0 or less: none."""
-        wanted = blocks + self._blocks[pool]
-        if not pool.extents_for(wanted):  # it takes nothing from others
-            return wanted - pool.available
-        extents = sum(other.extents_for(promised) for other, promised in self.others(pool))
-        return wanted + extents * pool.per_extent - pool.available
+        extents = sum(other.extents_for(promised) for other, promised in self._blocks.items() if other is not pool)
+        return blocks + self._blocks[pool] + extents * pool.per_extent - pool.available

@@ -239,9 +239,10 @@ class StepFiller:
         batch = self._running.decoding
         if batch.only_pool is not None:
             return batch.grow(places, batch.only_pool)
-        parts = batch.by_pool(places)
-        fit = self._extents.fit({pool: len(part) for pool, part in parts.items()})
-        return fit and all(batch.grow(part, pool) for pool, part in parts.items())
+        # None may grow unless all can: in the worst case each block takes an extent.
+        if len(places) > self._extents.common or batch.needs_copy(places):
+            return False
+        return all(batch.grow(part, pool) for pool, part in batch.by_pool(places).items())
 
     def _grow(self, request: Request, count: int, now: float) -> bool:
         """Give a request's next tokens slots, at the expense of those below it if need be."""

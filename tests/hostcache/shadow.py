@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from hostcache.blocks import BlockPool
 from hostcache.cache import PagedKVCache
+from hostcache.codec import CODECS, FP16, Codec
 from hostcache.errors import RequestFailed, RequestRefused
 from hostcache.fence import Fence
 from hostcache.geometry import KVGeometry
 from hostcache.prefix import Namespace, PrefixCache
+from hostcache.prefix_caches import PrefixCaches
 from hostcache.region import Region
 from hostcache.request import FinishReason, Request, RequestState
 from hostcache.scheduler import Scheduler, SchedulerConfig
@@ -63,11 +65,11 @@ class ShadowEngine:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        geometry = KVGeometry(layers=1, kv_heads=1, head_dim=HEAD_DIM, block_tokens=self.block_tokens)
-        self.cache = PagedKVCache(geometry, Region.anonymous(self.blocks * geometry.block_bytes))
-        self.prefix = self.prefix_cache(self.cache.pool)
+        self.cache = self.make_cache()
+        self.prefix = self.make_prefix()
         swap_blocks = self.random.choice((0, 0, 2, 40))
-        self.swap = self.swap_space(swap_blocks * geometry.block_bytes) if swap_blocks else None
+        block_bytes = self.cache.unit_bytes * self.cache.extents.units
+        self.swap = self.swap_space(swap_blocks * block_bytes) if swap_blocks else None
         config = SchedulerConfig(
             max_rows=self.random.choice((8, 16, 40)),
             max_sequences=self.random.choice((1, 3, 8)),
@@ -84,7 +86,22 @@ class ShadowEngine:
             self.cache, self.prefix, config, clock=lambda: self.now, swap=self.swap, turn=self.turn
         )
         self.shed: set[int] = set()  # requests that gave way to somebody outside
-        self.memory = self.cache.buffer.view(np.float16).reshape(self.blocks, 2, self.block_tokens, HEAD_DIM)
+        self.memory = self.make_memory()
+
+    def make_cache(self) -> PagedKVCache:
+        geometry = KVGeometry(layers=1, kv_heads=1, head_dim=HEAD_DIM, block_tokens=self.block_tokens)
+        return PagedKVCache(geometry, Region.anonymous(self.blocks * geometry.block_bytes))
+
+    def make_prefix(self) -> PrefixCache | PrefixCaches:
+        return self.prefix_cache(self.cache.pool)
+
+    def make_memory(self) -> NDArray[np.float16]:
+        """What slots hold, by block id: `[ids, k|v, block_tokens, HEAD_DIM]`."""
+        return self.cache.buffer.view(np.float16).reshape(self.blocks, 2, self.block_tokens, HEAD_DIM)
+
+    def home(self, request: Request) -> Namespace:
+        """What the request's KV depends on besides its tokens."""
+        return request.namespace
 
     def further_limits(self) -> dict[str, Any]:
         """Of the scheduler: those that are not the same in all traffic."""
@@ -100,9 +117,12 @@ class ShadowEngine:
 
     def turn(self, source: int, destination: int, by: int) -> None:
         """Turn a block's keys: what was told to stay where it is must not be written to."""
-        if source == destination or not self.cache.pool.writable(destination):
+        self.turn_block(source, destination, by, FP16)
+
+    def turn_block(self, source: int, destination: int, by: int, codec: Codec) -> None:
+        if source == destination or not self.cache.pool_of(codec).writable(destination):
             raise Fault(f"block {source} is turned into block {destination}, which is not the table's own")
-        self.cache.copy_block(source, destination, self.block_tokens)
+        self.cache.copy_block(source, destination, self.block_tokens, codec)
         self.memory[destination, 0, :, KEY_POSITION] += by
         self.seen["turned"] += 1
 
@@ -123,12 +143,13 @@ class ShadowEngine:
         self.fences.clear()
         self.prefix.unpin(OWNER)
         self.check()
-        pool = self.cache.pool
-        if pool.used or pool.fenced or (self.swap and self.swap.used):
-            raise Fault(f"{pool.used} blocks used and {pool.fenced} fenced, or swapped, after every request has ended")
+        for pool in self.cache.pools.values():
+            if pool.used or pool.fenced or (self.swap and self.swap.used):
+                raise Fault(f"{pool.used} blocks used, {pool.fenced} fenced, or swapped, after every request has ended")
         self.prefix.invalidate()
-        if pool.free != pool.total or self.prefix.nodes:
-            raise Fault(f"{pool.free} of {pool.total} blocks free after everything was forgotten")
+        for pool in self.cache.pools.values():
+            if pool.free != pool.total or self.prefix.of(pool.codec).nodes:
+                raise Fault(f"{pool.free} of {pool.total} blocks free after everything was forgotten")
 
     def random_event(self) -> None:
         draw = self.random.random()
@@ -228,7 +249,7 @@ class ShadowEngine:
             request = self.random.choice(readable)
             full = request.table.blocks[: request.table.held // self.block_tokens]
             if full:
-                fence = self.cache.pool.fence(full)
+                fence = request.pool.fence(full)
                 self.fences.append(HeldFence(fence, list(full), self.memory[full].copy().view(np.uint8), 3))
 
     def step(self) -> None:
@@ -268,7 +289,7 @@ class ShadowEngine:
         # The model knows its own window.
         if told != ((0, 0) if self.scheduler.config.model_window or view.window is None else (view.window, view.sinks)):
             raise Fault(f"request {request.id} sees {told}, not {view}")
-        digests = digest_rows(request.namespace, request.tokens, self.digests[request.id], view)
+        digests = digest_rows(self.home(request), request.tokens, self.digests[request.id], view)
         view.check_slots(self.memory, plan.tables[index], chunk.start, digests)
 
     def write(self, plan: StepPlan) -> None:
@@ -280,9 +301,14 @@ class ShadowEngine:
         )
         if not np.array_equal(plan.tokens, expected) or len(set(plan.slots.tolist())) != plan.rows:
             raise Fault("the plan's rows are not the chunks' tokens, or two rows share a slot")
-        for block in set((plan.slots // self.block_tokens).tolist()):
-            if not self.cache.pool.writable(block):
+        codecs = np.zeros(plan.rows, np.uint8) if plan.row_codecs is None else plan.row_codecs
+        for block, code in set(zip((plan.slots // self.block_tokens).tolist(), codecs.tolist(), strict=True)):
+            if not self.cache.pool_of(list(CODECS.values())[code]).writable(block):
                 raise Fault(f"block {block} is written while it is shared or kept")
+        self.put(plan, values)
+
+    def put(self, plan: StepPlan, values: NDArray[np.float32]) -> None:
+        """Write `values`, `[rows, 2 * HEAD_DIM]`, into the plan's slots."""
         keys, second = values[:, None, :HEAD_DIM], values[:, None, HEAD_DIM:]
         self.cache.write(0, plan.slots, np.ascontiguousarray(keys), np.ascontiguousarray(second))
 
@@ -291,7 +317,7 @@ class ShadowEngine:
         request, stop = chunk.request, chunk.start + chunk.count
         known = list(self.digests[request.id][: request.length])
         view = self.view(request)
-        return digest_rows(request.namespace, request.buffer[:stop], known, view)[chunk.start : stop]
+        return digest_rows(self.home(request), request.buffer[:stop], known, view)[chunk.start : stop]
 
     def sampled(self, plan: StepPlan) -> list[int]:
         """The next token of each row that gives one."""
@@ -319,17 +345,13 @@ class ShadowEngine:
 
     def check(self) -> None:
         """Conservation, the tree, the references, the limit, and the fences."""
-        pool, most = self.cache.pool, self.scheduler.config.max_sequences
+        most = self.scheduler.config.max_sequences
         if len(self.scheduler.running) > most:
             raise Fault(f"{len(self.scheduler.running)} sequences run, {most} may")
-        pool.check()
+        self.cache.extents.check()
         self.prefix.check()
-        if pool.free + pool.cached + pool.fenced + pool.withheld + pool.used != pool.total:
-            raise Fault("the pool's counts do not add up")
-        holders = Counter(block for request in self.scheduler.running for block in request.table.blocks)
-        holders.update(self.prefix.pinned_blocks())
-        if dict(holders) != {block: refs for block, refs in enumerate(pool.refs) if refs}:
-            raise Fault(f"references {pool.refs} do not match the tables {dict(holders)}")
+        for pool in self.cache.pools.values():
+            self.check_pool(pool)
         nodes = Counter(id(request.node) for request in self.scheduler.running)
         for request in self.scheduler.running:
             assert request.node is not None
@@ -344,13 +366,24 @@ class ShadowEngine:
         self.fences = [held for held in self.fences if held.steps]
         if self.swap is not None:
             self.swap.check()
-            left = sum(request.swapped.ticket.blocks for request in self.live if request.swapped)
+            left = sum(r.swapped.ticket.blocks * r.pool.span for r in self.live if r.swapped)
             if self.swap.used != left:
-                raise Fault(f"{self.swap.used} blocks are swapped out, for requests that left {left}")
+                raise Fault(f"{self.swap.used} units are swapped out, for requests that left {left}")
         self.check_promises()
         for request in self.live:
             self.check_end(request)
         self.live = [request for request in self.live if not request.finished]
+
+    def check_pool(self, pool: BlockPool) -> None:
+        """Every block in one state, and as many references as there are tables and pins."""
+        counts = pool.free, pool.cached, pool.fenced, pool.withheld, pool.used, pool.elsewhere
+        if sum(counts) != pool.total:
+            raise Fault(f"the pool's counts do not add up: {counts} of {pool.total}")
+        tables = [request.table.blocks for request in self.scheduler.running if request.pool is pool]
+        holders = Counter(block for blocks in tables for block in blocks)
+        holders.update(self.prefix.of(pool.codec).pinned_blocks())
+        if dict(holders) != {block: refs for block, refs in enumerate(pool.refs) if refs}:
+            raise Fault(f"references {pool.refs} do not match the tables {dict(holders)}")
 
     def check_promises(self) -> None:
         """Each running request is promised what it needs; and nobody loses its blocks more often than may be."""
@@ -377,7 +410,7 @@ class ShadowEngine:
     def blocks_to_come(self, request: Request, tokens: int) -> int:
         """Blocks that a running request's table may need until it has so many tokens; a window gives some back."""
         table, view, config = request.table, self.view(request), self.scheduler.config
-        need = min(table.blocks_needed(tokens - table.length), self.blocks - len(table.blocks))
+        need = min(table.blocks_needed(tokens - table.length), request.pool.total - len(table.blocks))
         if view.window is None:
             return need
         chunk = min(config.prefill_chunk, config.max_rows)
@@ -385,7 +418,7 @@ class ShadowEngine:
         most = front + -(-(view.window + chunk) // size) + 1 + view.slides - len(table.blocks)
         if request.preemptions >= config.max_preemptions:
             # Others may hold what it has published, or will, before the gap begins: that does not come back.
-            most += sum(self.cache.pool.is_kept(block) for block in table.blocks[front:])
+            most += sum(request.pool.is_kept(block) for block in table.blocks[front:])
             if not table.gap.tokens:
                 published = view.window + (view.front + size - 1 + chunk if config.model_window else 0)
                 most += max(0, published // size - max(front, request.published))

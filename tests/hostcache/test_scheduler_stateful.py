@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.hostcache.codec_shadow import CodecShadow
 from tests.hostcache.shadow import ShadowEngine
 from tests.hostcache.windowed_shadow import WindowedShadow
 
@@ -79,15 +80,13 @@ class SchedulerAgainstShadow(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4))
     def withhold_or_restore(self, count: int) -> None:
         """The machine takes free blocks, or gives them back."""
-        pool = self.engine.cache.pool
+        extents = self.engine.cache.extents
         if self.withheld:
-            pool.extents.restore(self.withheld)
+            extents.restore(self.withheld)
             self.withheld = []
             return
-        held = {block for block in range(pool.total) if pool.refs[block] or pool.is_kept(block)}
-        fenced = {block for fence in self.engine.fences for block in fence.blocks}
-        self.withheld = sorted(set(range(pool.total)) - held - fenced)[:count]
-        pool.extents.withhold(self.withheld)
+        self.withheld = sorted(extents.free)[:count]
+        extents.withhold(self.withheld)
 
     @invariant()
     def agree(self) -> None:
@@ -101,7 +100,7 @@ class SchedulerAgainstShadow(RuleBasedStateMachine):
         for held in engine.fences:
             held.fence.release()
         engine.fences.clear()
-        engine.cache.pool.extents.restore(self.withheld)
+        engine.cache.extents.restore(self.withheld)
         engine.scheduler.resume_admission()
         for _ in range(3000):
             if engine.scheduler.idle:
@@ -118,7 +117,13 @@ class WindowsAgainstShadow(SchedulerAgainstShadow):
     shadow = WindowedShadow
 
 
-@pytest.mark.parametrize("shadow", [ShadowEngine, WindowedShadow])
+class CodecsAgainstShadow(SchedulerAgainstShadow):
+    """The same where requests of three codecs take the memory from each other."""
+
+    shadow = CodecShadow
+
+
+@pytest.mark.parametrize("shadow", [ShadowEngine, WindowedShadow, CodecShadow])
 def test_a_run_is_the_same_every_time(shadow: type[ShadowEngine]) -> None:
     runs = []
     for _ in range(2):
@@ -133,3 +138,6 @@ TestSchedulerAgainstShadow.settings = settings(max_examples=150, stateful_step_c
 
 TestWindowsAgainstShadow = WindowsAgainstShadow.TestCase
 TestWindowsAgainstShadow.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+TestCodecsAgainstShadow = CodecsAgainstShadow.TestCase
+TestCodecsAgainstShadow.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

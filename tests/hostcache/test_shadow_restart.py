@@ -17,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hostcache.blocks import BlockPool
+from hostcache.codec import FP16
 from hostcache.errors import BadStateFile, UsageError
 from hostcache.prefix import Namespace, PrefixCache
 from hostcache.prefix_store import PrefixStore
@@ -39,7 +40,7 @@ class RestartingShadow(ShadowEngine):
         super().__post_init__()
         limit = self.random.choice((3, 40)) * self.cache.geometry.block_bytes * 8
         self.store = PrefixStore(
-            self.folder, self.cache, self.prefix, max_bytes=limit, max_age=1e6, clock=lambda: 1e9 + self.now
+            self.folder, self.cache, self.prefix.of(FP16), max_bytes=limit, max_age=1e6, clock=lambda: 1e9 + self.now
         )
 
     def timed_prefix_cache(self, pool: BlockPool) -> PrefixCache:
@@ -85,7 +86,7 @@ class RestartingShadow(ShadowEngine):
 
     def pin(self, namespace: Namespace, tokens: NDArray[np.int32]) -> None:
         try:
-            self.seen["pinned"] += self.prefix.pin(namespace, tokens, OWNER, self.random.uniform(0.1, 4)) > 0
+            self.seen["pinned"] += self.prefix.of(FP16).pin(namespace, tokens, OWNER, self.random.uniform(0.1, 4)) > 0
         except UsageError:
             self.seen["pin refused"] += 1
 
@@ -94,7 +95,7 @@ class RestartingShadow(ShadowEngine):
             with StateReader(self.folder / "session") as reader:
                 for namespace in NAMESPACES:
                     if not reader.header.differences(namespace, self.cache.geometry):
-                        restored = restore_prefix(reader, self.cache, self.prefix, namespace)
+                        restored = restore_prefix(reader, self.cache, self.prefix.of(FP16), namespace)
                         self.seen["session restored"] += restored > 0
         except FileNotFoundError:
             pass
