@@ -14,6 +14,9 @@ __all__ = ["BlockLayout"]
 ROW_ALIGNMENT = 16
 """Bytes; rows of a scaled codec are padded to it, so that a vector load of codes never straddles two rows."""
 
+MOST_HEAD_DIM = 1024
+"""Elements of a head that is quantised, at most: `RP_MOST_HEAD_DIM` of `_codec.h`, whose buffers hold as many."""
+
 
 @dataclass(frozen=True)
 class BlockLayout:
@@ -29,7 +32,7 @@ class BlockLayout:
         codec: how an element is stored.
 
     Raises:
-        UsageError: `head_dim` is odd and the codec puts two elements into a byte.
+        UsageError: `head_dim` is odd and the codec puts two elements into a byte, or it is beyond 1024 and not fp16.
 
     Example:
         >>> from hostcache import KVGeometry
@@ -47,6 +50,11 @@ class BlockLayout:
 
     def __post_init__(self) -> None:
         head_dim, bits = self.geometry.head_dim, self.codec.bits
+        if self.codec.scaled and head_dim > MOST_HEAD_DIM:
+            raise UsageError(
+                f"{self.codec.name} quantises heads of up to {MOST_HEAD_DIM} elements, not {head_dim}: use fp16",
+                head_dim=head_dim,
+            )
         if head_dim * bits % 8:
             raise UsageError(
                 f"{self.codec.name} puts two elements into a byte, and a head has {head_dim}: use int8 or fp16",

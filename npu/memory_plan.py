@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hostcache.block_layout import BlockLayout
+from hostcache.codec import CODECS, FP16, Codec
+from hostcache.codec_pools import unit_bytes
 from hostcache.geometry import KVGeometry
 
 from .sizes import format_size
@@ -16,6 +19,7 @@ __all__ = [
     "USUAL_VOCABULARY",
     "MemoryPlan",
     "resident_weights",
+    "richest_plan",
     "runtime_bytes",
     "step_bytes",
     "tiled_runtime_bytes",
@@ -71,6 +75,8 @@ class MemoryPlan:
         pool_asked: bytes asked for the pool; it takes whole blocks of them.
         context: tokens one session must be able to hold; None asks for nothing.
         context_limit: positions the model was trained for; None if unknown.
+        codec: how sessions store their KV.
+        sessions_asked: of `context` tokens each, or of 1, that must fit at once; None asks for nothing.
 
     Example:
         >>> from hostcache import KVGeometry
@@ -94,22 +100,34 @@ class MemoryPlan:
     pool_asked: int
     context: int | None = None
     context_limit: int | None = None
+    codec: Codec = FP16
+    sessions_asked: int | None = None
+
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes of what the pool is cut into: a block of fp16, or as many of the codec as there are in its place."""
+        return unit_bytes(self.geometry, self.codec) * self.codec.blocks_per_extent
 
     @property
     def pool_blocks(self) -> int:
-        """Whole blocks in the pool."""
-        return self.pool_asked // self.geometry.block_bytes
+        """Whole blocks of the codec in the pool."""
+        return self.pool_asked // self.extent_bytes * self.codec.blocks_per_extent
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of the codec, scales included."""
+        return BlockLayout(self.geometry, self.codec).block_bytes
 
     @property
     def pool_bytes(self) -> int:
         """Bytes the pool takes."""
-        return self.pool_blocks * self.geometry.block_bytes
+        return self.pool_asked // self.extent_bytes * self.extent_bytes
 
     @property
     def pool_limit_bytes(self) -> int:
         """Bytes of the largest pool that fits; 0 if not even one block does."""
         spare = self.ram_bytes - (self.needed_bytes - self.pool_bytes)
-        return max(0, spare // self.geometry.block_bytes) * self.geometry.block_bytes
+        return max(0, spare // self.extent_bytes) * self.extent_bytes
 
     @property
     def process_bytes(self) -> int:
@@ -140,14 +158,20 @@ class MemoryPlan:
             )
         if self.pool_blocks < 1:
             found.append(
-                f"a pool of {format_size(self.pool_asked)} holds no block of {format_size(self.geometry.block_bytes)}: "
+                f"a pool of {format_size(self.pool_asked)} holds no block of {format_size(self.extent_bytes)}: "
                 "ask for a larger one"
             )
         elif self.context is not None and self.geometry.blocks_for(self.context) > self.pool_blocks:
             needed = self.geometry.blocks_for(self.context)
             found.append(
                 f"a context of {self.context} tokens takes {needed} blocks and the pool has {self.pool_blocks}: "
-                f"ask for {format_size(needed * self.geometry.block_bytes)} or a shorter context"
+                f"ask for {format_size(self._bytes_for(needed))} or a shorter context"
+            )
+        elif self.sessions_asked is not None and self.sessions(self.context or 1) < self.sessions_asked:
+            needed = self.sessions_asked * self.geometry.blocks_for(self.context or 1)
+            found.append(
+                f"{self.sessions_asked} sessions of {self.context or 1} tokens take {needed} blocks in "
+                f"{self.codec.name} and the pool has {self.pool_blocks}: ask for {format_size(self._bytes_for(needed))}"
             )
         if self.context is not None and self.context_limit is not None and self.context > self.context_limit:
             found.append(f"a context of {self.context} tokens is beyond the {self.context_limit} of the model")
@@ -157,9 +181,23 @@ class MemoryPlan:
         """Sessions of `tokens` tokens each that the pool holds at once, if they share nothing."""
         return self.pool_blocks // self.geometry.blocks_for(tokens)
 
+    def _bytes_for(self, blocks: int) -> int:
+        """Bytes of the smallest pool with so many blocks of the codec."""
+        return -(-blocks // self.codec.blocks_per_extent) * self.extent_bytes
+
     def preallocated_sessions(self, tokens: int) -> int:
-        """Sessions that the same bytes hold if `max(tokens, PREALLOCATED_TOKENS)` are set aside for each."""
+        """Sessions that the same bytes hold in fp16 if `max(tokens, PREALLOCATED_TOKENS)` are set aside for each."""
         return self.pool_bytes // (max(tokens, PREALLOCATED_TOKENS) * self.geometry.bytes_per_token)
+
+
+def richest_plan(plan: MemoryPlan) -> MemoryPlan:
+    """The plan with the richest codec with which the sessions that it asks for fit; if with none, the leanest one.
+
+    Where it asks for no sessions it is for one of its context.
+    """
+    wanted, tokens = plan.sessions_asked or 1, plan.context or 1
+    plans = [replace(plan, codec=codec) for codec in CODECS.values()]
+    return next((each for each in plans if each.sessions(tokens) >= wanted), plans[-1])
 
 
 def resident_weights(plan: WeightsPlan, activations: Activations) -> int:

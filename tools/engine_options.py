@@ -66,6 +66,13 @@ def add_engine_options(parser: Parser) -> argparse._ArgumentGroup:
     group.add_argument(
         "--pool", type=parse_size, metavar="SIZE", help="memory for KV (default: 192MiB, or less if short)"
     )
+    group.add_argument(
+        "--kv",
+        choices=("fp16", "int8", "int4"),
+        default="fp16",
+        metavar="CODEC",
+        help="how KV is stored: fp16, int8 or int4, see rockpage plan (default: %(default)s)",
+    )
     add_threads_option(group)
     group.add_argument(
         "--context", type=int, metavar="TOKENS", help="of a sequence, at most (default: the model's limit)"
@@ -194,6 +201,7 @@ def open_engine(args: argparse.Namespace, **more: Unpack[LoadOptions]) -> Engine
         "placement": args.placement,
         "resident_bytes": args.resident,
         "activations": args.activations,
+        "kv": args.kv,
         "pool_bytes": args.pool,
         "threads": args.threads,
         "context_length": args.context,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npu.sizes import format_size
@@ -96,6 +97,13 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         help="int8 or fp32: weights are packed for it (default: %(default)s)",
     )
     parser.add_argument("--context", type=parse_count, metavar="TOKENS", help="what one session must be able to hold")
+    parser.add_argument("--sessions", type=parse_count, metavar="N", help="of that length, that must fit at once")
+    parser.add_argument(
+        "--kv",
+        choices=("fp16", "int8", "int4"),
+        metavar="CODEC",
+        help="fp16, int8 or int4 (default: the richest with which they fit)",
+    )
 
 
 def parse_geometry(text: str) -> dict[str, int]:
@@ -134,12 +142,29 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_as_json(plan, obstacles)))
     else:
-        print(_as_text(plan, obstacles))
+        print(_as_text(plan, obstacles, chosen=args.kv is None))
     return 1 if obstacles else 0
 
 
 def make_plan(args: argparse.Namespace) -> MemoryPlan:
-    """What the arguments say is to run.
+    """What the arguments say is to run, with the codec that they name, or else the richest with which it fits.
+
+    Raises:
+        UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, or --resident
+            without staging.
+        ModelError: the file is damaged or of a kind rockpage does not run.
+    """
+    from hostcache.codec import codec_named
+    from npu.memory_plan import richest_plan
+
+    plan = replace(_plan_in_fp16(args), sessions_asked=args.sessions)
+    if args.kv is None:
+        return richest_plan(plan)
+    return replace(plan, codec=codec_named(args.kv))
+
+
+def _plan_in_fp16(args: argparse.Namespace) -> MemoryPlan:
+    """What the arguments say is to run, with sessions in fp16.
 
     Raises:
         UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, or --resident
@@ -218,8 +243,9 @@ def _as_json(plan: MemoryPlan, obstacles: list[str]) -> dict[str, object]:
         "pool_limit_bytes": plan.pool_limit_bytes,
         "process_bytes": plan.process_bytes,
         "needed_bytes": plan.needed_bytes,
-        "bytes_per_token": plan.geometry.bytes_per_token,
-        "block_bytes": plan.geometry.block_bytes,
+        "kv": plan.codec.name,
+        "bytes_per_token": plan.block_bytes // plan.geometry.block_tokens,
+        "block_bytes": plan.block_bytes,
         "sessions": {
             str(tokens): {"paged": plan.sessions(tokens), "preallocated": plan.preallocated_sessions(tokens)}
             for tokens in SESSION_TOKENS
@@ -227,7 +253,18 @@ def _as_json(plan: MemoryPlan, obstacles: list[str]) -> dict[str, object]:
     }
 
 
-def _as_text(plan: MemoryPlan, obstacles: list[str]) -> str:
+def _choice(plan: MemoryPlan) -> list[str]:
+    """Why the codec is what it is, if nobody named one; nothing is said where no length and no sessions were asked."""
+    if plan.context is None and plan.sessions_asked is None:
+        return []
+    count, tokens, codec = plan.sessions_asked or 1, plan.context or 1, plan.codec.name
+    wanted = f"{count} sessions of {tokens} tokens fit" if count > 1 else f"a session of {tokens} tokens fits"
+    if plan.sessions(tokens) < count:
+        return [f"there is no KV in which {wanted}; in {codec}:"]
+    return [f"{codec} is the richest KV in which {wanted}: --kv {codec}"]
+
+
+def _as_text(plan: MemoryPlan, obstacles: list[str], *, chosen: bool) -> str:
     geometry = plan.geometry
     sizes = [
         ("weights", plan.weights_bytes),
@@ -242,8 +279,10 @@ def _as_text(plan: MemoryPlan, obstacles: list[str]) -> str:
         ("largest pool that fits", plan.pool_limit_bytes),
     ]
     lines = [
-        f"{geometry.layers} layers, {geometry.kv_heads} KV heads of {geometry.head_dim}, fp16: "
-        f"{geometry.bytes_per_token / 2**10:.1f} KiB a token, {geometry.block_bytes / 2**10:.1f} KiB a block",
+        f"{geometry.layers} layers, {geometry.kv_heads} KV heads of {geometry.head_dim}, {plan.codec.name}: "
+        f"{plan.block_bytes / geometry.block_tokens / 2**10:.1f} KiB a token, "
+        f"{plan.block_bytes / 2**10:.1f} KiB a block",
+        *(_choice(plan) if chosen else []),
         "",
         *(f"{name:<24}{format_size(size):>16}" for name, size in sizes),
         "",

@@ -51,6 +51,14 @@ def test_codecs_save_what_is_promised(head_dim: int) -> None:
     assert fp16 / int4 >= 3.5
 
 
+@pytest.mark.parametrize("codec", [INT8, INT4], ids=lambda codec: codec.name)
+def test_a_head_beyond_what_c_holds_is_not_quantised(codec: Codec) -> None:
+    assert BlockLayout(KVGeometry(layers=1, kv_heads=1, head_dim=1024), codec).groups
+    with pytest.raises(UsageError, match=f"{codec.name} quantises heads of up to 1024 elements, not 1032: use fp16"):
+        BlockLayout(KVGeometry(layers=1, kv_heads=1, head_dim=1032), codec)
+    assert BlockLayout(KVGeometry(layers=1, kv_heads=1, head_dim=1032), FP16).row_bytes == 16 * 1032 * 2
+
+
 def test_an_odd_head_has_no_int4() -> None:
     with pytest.raises(UsageError, match="int4 puts two elements into a byte, and a head has 9: use int8 or fp16"):
         BlockLayout(KVGeometry(layers=1, kv_heads=1, head_dim=9), INT4)

@@ -81,10 +81,54 @@ def test_plan_in_text_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of 128 tokens                 64               4" in lines
     assert lines[-1] == "it fits"
     assert max(map(len, lines)) < 80
-    assert main([*arguments, "--context", "8193"]) == 1
+    assert main([*arguments, "--context", "8193", "--kv", "fp16"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2] == "it does not fit"
     assert lines[-1].startswith("- a context of 8193 tokens takes 513 blocks and the pool has 512")
+
+
+REFERENCE = ("plan", "--geometry", "layers=24,kv_heads=2,head_dim=128,heads=12", "--weights", "1GB", "--ram", "4GiB")
+
+
+@pytest.mark.parametrize(
+    ("sessions", "codec", "blocks", "fits"),
+    # Of 128 blocks. 192 MiB are 512 blocks of fp16. A row of 16 tokens is 4096 bytes; in int8 2048 and 32 for scales,
+    # so that two are 4160 bytes and 504 extents are there; in int4 1024 and 128, four of them 4608 bytes, 455 extents.
+    [
+        (4, "fp16", 512, True),
+        (5, "int8", 2 * 504, True),
+        (7, "int8", 2 * 504, True),
+        (8, "int4", 4 * 455, True),
+        (14, "int4", 4 * 455, True),
+        (15, "int4", 4 * 455, False),
+    ],
+)
+def test_the_richest_codec_with_which_the_sessions_fit_is_chosen(
+    capsys: pytest.CaptureFixture[str], sessions: int, codec: str, blocks: int, fits: bool
+) -> None:
+    arguments = [*REFERENCE, "--context", "2048", "--sessions", str(sessions)]
+    assert main([*arguments, "--json"]) == (0 if fits else 1)
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["kv"], answer["pool_blocks"], answer["fits"]) == (codec, blocks, fits)
+    assert answer["sessions"]["2048"]["paged"] == blocks // 128
+    assert answer["block_bytes"] == {"fp16": 384 << 10, "int8": 96 * 2080, "int4": 96 * 1152}[codec]
+
+    assert main(arguments) == (0 if fits else 1)
+    lines = capsys.readouterr().out.splitlines()
+    if fits:
+        assert lines[1] == f"{codec} is the richest KV in which {sessions} sessions of 2048 tokens fit: --kv {codec}"
+    else:
+        assert lines[1] == "there is no KV in which 15 sessions of 2048 tokens fit; in int4:"
+        # 15 * 128 blocks are 480 extents of 96 rows of 4608 bytes.
+        assert lines[-1] == (
+            "- 15 sessions of 2048 tokens take 1920 blocks in int4 and the pool has 1820: ask for 202.5 MiB"
+        )
+    assert max(map(len, lines[:-1])) < 80
+
+
+def test_a_codec_that_is_named_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REFERENCE, "--kv", "int8", "--sessions", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv"] == "int8"
 
 
 @pytest.mark.parametrize(
