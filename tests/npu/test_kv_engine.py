@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hostcache.codec import CODECS, FP16, INT8, Codec
 from hostcache.errors import UsageError
 from hostcache.request import Request
+from hostcache.window import AttentionWindow
 from npu.engine import Engine
 from npu.sampler import SamplingParams
 from tests.npu.tiny import TinyLlama, write_tiny_llama
@@ -175,3 +176,32 @@ def test_numerics_name_the_codec(engine: Engine, codec: Codec) -> None:
     others = {engine.namespace(kv=kv) for kv in CODECS if kv != codec.name}
     assert engine.namespace(kv=codec.name) not in others
     assert engine.namespace() == engine.namespace(kv="int4")
+
+
+@SCALED
+def test_an_answer_slides_past_the_context(model: Path, kv: str) -> None:
+    """Keys are turned back and quantised again; the same however it is chunked."""
+    outputs = []
+    for chunk in (5, 64):
+        with load(model, context_length=96, prefill_chunk=chunk) as engine:
+            window = AttentionWindow(48, sinks=4)
+            request_id = engine.add_request(PROMPT, SAMPLING, kv=kv, overflow="slide", window=window)
+            request = next(request for request in engine.scheduler.waiting if request.id == request_id)
+            while len(request.output) < 80:  # the context ends behind 26
+                engine.step()
+            outputs.append(request.output[:80].tolist())
+            engine.abort(request.id)
+            assert all(pool.used == 0 for pool in engine.cache.pools.values())
+    assert outputs[0] == outputs[1]
+
+
+@SCALED
+def test_an_npu_is_given_fp16(model: Path, kv: str) -> None:
+    """The strict emulated device attends what was gathered: scaled, rotated back and rounded to fp16. What that moves,
+    later layers may round to another level, so it is bound by what the codec itself moves."""
+    with load(model, activations="fp32") as engine:
+        expected = scores(engine, kv)
+    with load(model, activations="fp32", runtime="emulated", placement="device") as engine:
+        found = scores(engine, kv)
+        exact = scores(engine, "fp16")
+    assert np.abs(found - expected).mean() < 0.5 * np.abs(exact - expected).mean()
