@@ -13,7 +13,7 @@ ffi.cdef(DECLARATIONS)
 ffi.set_source(
     "hostcache._kv",
     "#include <stdint.h>\n" + DECLARATIONS,
-    sources=[f"hostcache/{name}.c" for name in ("_kv", "_rows", "_rows_avx2", "_rows_neon")],
+    sources=["hostcache/_kv.c", "hostcache/_rows.c", "hostcache/_rows_avx2.c", "hostcache/_rows_neon.c"],
     depends=[f"hostcache/{name}.h" for name in ("_kv", "_rows", "_codec", "_fp16", "_isa")],
     # Quantised bytes must not depend on the instruction set, so no product and sum become one.
     extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden"],

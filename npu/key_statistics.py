@@ -77,6 +77,7 @@ def load_key_balance(
     config: ModelConfig,
     tokenizer: Tokenizer,
     *,
+    max_rows: int,
     cache_dir: str | os.PathLike[str] | None = None,
     windows: Sequence[int] = (),
 ) -> KeyBalance:
@@ -86,6 +87,7 @@ def load_key_balance(
         decoder: the model; it has run nothing else yet, or nothing that matters.
         config: its dimensions.
         tokenizer: of the model.
+        max_rows: most tokens of one step.
         cache_dir: root of the weights cache; None: the user's. A file that cannot be written is named in the log.
         windows: of each layer, as for the attention runtime.
     """
@@ -96,7 +98,7 @@ def load_key_balance(
     if kept is not None:
         return kept
     tokens = tokenizer.encode(TEXT)[: min(TEXT_TOKENS, config.context_length)]
-    keys, queries = _record(decoder, config, tokens, windows)
+    keys, queries = _record(decoder, config, tokens, windows, min(_CHUNK, max_rows))
     span = min(SPAN, config.context_length)
     frequencies = config.rope.frequencies(config.head_dim)
 
@@ -114,7 +116,7 @@ def load_key_balance(
 
 
 def _record(
-    decoder: DenseModel, config: ModelConfig, tokens: NDArray[np.int32], windows: Sequence[int]
+    decoder: DenseModel, config: ModelConfig, tokens: NDArray[np.int32], windows: Sequence[int], chunk: int
 ) -> tuple[Floats, Floats]:
     """K `[layers, n, kv_heads, head_dim]` and Q `[layers, n, heads, head_dim]` of a text, rotated by position."""
     geometry, count = config.geometry, len(tokens)
@@ -139,8 +141,8 @@ def _record(
         runtime.end_step()
 
     try:
-        for start in range(0, count, _CHUNK):
-            stop = min(start + _CHUNK, count)
+        for start in range(0, count, chunk):
+            stop = min(start + chunk, count)
             table.append(stop - start)
             compute(slice(start, stop))
     finally:

@@ -214,7 +214,7 @@ def load_parts(
         )
         opened.callback(decoder.close)
         balance = (
-            load_key_balance(decoder, model_config, tokenizer, cache_dir=cache_dir, windows=windows)
+            load_key_balance(decoder, model_config, tokenizer, max_rows=max_rows, cache_dir=cache_dir, windows=windows)
             if codec is INT4
             else None
         )

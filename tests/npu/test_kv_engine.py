@@ -205,3 +205,12 @@ def test_an_npu_is_given_fp16(model: Path, kv: str) -> None:
         found = scores(engine, kv)
         exact = scores(engine, "fp16")
     assert np.abs(found - expected).mean() < 0.5 * np.abs(exact - expected).mean()
+
+
+def test_steps_may_be_shorter_than_those_that_constants_are_measured_in(model: Path, tmp_path: Path) -> None:
+    """What a row becomes does not depend on its step, so the constants do not either."""
+    with (
+        load(model, cache_dir=tmp_path / "short", max_rows=8, max_sequences=8) as short,
+        load(model, cache_dir=tmp_path) as usual,
+    ):
+        assert short.namespace() == usual.namespace()
