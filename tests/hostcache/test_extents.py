@@ -93,6 +93,17 @@ def test_what_was_used_longest_ago_goes_whosever_it_is() -> None:
     extents.check()
 
 
+def test_of_the_extents_of_two_others_the_one_idle_for_longer_goes() -> None:
+    for first, second in ((1, 2), (2, 1)):
+        extents, codecs = pools(2)
+        blocks = {which: codecs[which].allocate(1) for which in (1, 2)}
+        for which in (first, second):
+            keep_and_release(codecs[which], *blocks[which])
+        codecs[0].allocate(1)
+        assert (codecs[first].cached, codecs[second].cached) == (0, 1)
+        extents.check()
+
+
 def test_an_extent_is_not_taken_from_another_codec_before_its_fence_has_passed() -> None:
     extents, (rich, _, lean) = pools(1)
     lean.allocate(2)
@@ -171,6 +182,8 @@ def test_a_unit_is_what_the_codec_needs_that_needs_most() -> None:
     assert unit_bytes(geometry, INT4) == 2 * 2 * 3 * 16 * (32 + 4)
     # 16 * (8 / 2 + 2) are 96 bytes, which rows of 16 hold; a block of two rows is 192 bytes, three cache lines.
     assert unit_bytes(KVGeometry(layers=1, kv_heads=1, head_dim=8), INT4) == 192
+    # 16 * (10 / 2 + 2) are 112 bytes, twice as many 224: they end within the fourth cache line.
+    assert unit_bytes(KVGeometry(layers=1, kv_heads=1, head_dim=10), INT4) == 256
 
 
 @dataclass
@@ -367,6 +380,7 @@ class PoolsAgainstModel(RuleBasedStateMachine):
     def agree(self) -> None:
         self.extents.check()
         assert sorted(self.extents.free) == self.free()
+        assert self.extents.used == sum(self.busy(extent) for extent in self.all)
         assert self.extents.reclaimable() == dict.fromkeys(self.free(), 0) | {
             extent: pool.idle[extent] for pool in self.pools for extent in self.idle if self.owner(extent) is pool
         }

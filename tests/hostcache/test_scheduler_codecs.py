@@ -22,6 +22,8 @@ from hostcache import (
 from hostcache.codec import FP16, INT4, INT8, Codec
 from hostcache.errors import RequestRefused, UsageError
 from hostcache.prefix_caches import PrefixCaches
+from hostcache.promises import Promises
+from hostcache.relief import Relief
 
 from .bench import HOME
 
@@ -213,6 +215,21 @@ def test_nobody_gives_way_in_an_extent_that_another_codec_cannot_have() -> None:
     home.step()  # now the one below it holds the extent alone
     assert left.state is RequestState.PREEMPTED
     assert rich.table.blocks == [0, 4]
+
+
+@pytest.mark.parametrize(("promised", "rich_gains"), [(0, 1), (3, 0), (4, 1), (7, 0)])
+def test_an_extent_that_comes_free_is_of_no_use_where_its_own_codec_was_promised_it(
+    promised: int, rich_gains: int
+) -> None:
+    home = Codecs(extents=3)
+    lean = home.submit(3, INT4)
+    home.step()
+    promises = Promises()
+    # Beside the one block in use are three that are free: what was promised of more takes other extents anyway.
+    promises.change(lean.pool, promised)
+    assert Relief(home.cache.pool_of(FP16), promises, [lean], with_promised=False).blocks == rich_gains
+    assert Relief(home.cache.pool_of(INT8), promises, [lean], with_promised=False).blocks == 2 * rich_gains
+    assert Relief(lean.pool, promises, [lean], with_promised=False).blocks == 1
 
 
 def test_one_of_the_same_codec_gives_way_block_by_block() -> None:

@@ -9,6 +9,7 @@ file, and which test files of the ordinary suite must notice. To add one, add a 
 from __future__ import annotations
 
 from .codec_faults import CODEC_FAULTS
+from .extent_faults import EXTENT_FAULTS
 from .fault import group
 from .model_faults import MODEL_FAULTS
 from .overflow_faults import OVERFLOW_FAULTS
@@ -769,6 +770,7 @@ DOCTOR = [
 
 FAULTS = [
     *CODEC_FAULTS,
+    *EXTENT_FAULTS,
     *POOL,
     *FENCES,
     *TABLE,
