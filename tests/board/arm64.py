@@ -43,6 +43,7 @@ TESTS = (
     "tests/staging/test_gather_kernel.py",
     "tests/staging/test_limits.py",
     "tests/npu/test_cpu_attention.py",
+    "tests/npu/test_cpu_attention_codecs.py",
     "tests/npu/test_attention_windows.py",
     "tests/npu/test_tiled_decoder.py",
 )

@@ -8,6 +8,7 @@ file, and which test files of the ordinary suite must notice. To add one, add a 
 # fmt: off
 from __future__ import annotations
 
+from .attention_faults import ATTENTION_FAULTS
 from .codec_faults import CODEC_FAULTS
 from .extent_faults import EXTENT_FAULTS
 from .fault import group
@@ -206,10 +207,28 @@ STAGING = [
     *group(
         "staging/_gather.c",
         "staging/test_gather_kernel.py",
-        ("values are read where keys are", "rows.kv_bytes, run);", "0, run);"),
-        ("heads are read a layer apart", "at += rows->row_bytes)", "at += rows->layer_bytes)"),
+        ("values are read where keys are", "values_plain, &rows, &from, rows.kv_bytes, run);", "values_plain, &rows, &from, 0, run);"),
+        ("heads are read a layer apart", "at += rows->row_bytes)\n        put_tokens", "at += rows->layer_bytes)\n        put_tokens"),
         ("a run is read from its block's start", "(int32_t)run[2] % rows->block_tokens", "0"),
         ("hidden tokens are not marked", "put_marks(to, &p, tokens, mark);", "put_marks(to, &p, tokens, 0);"),
+    ),
+    *group(
+        "staging/_gather.c",
+        "staging/test_staged_codecs.py",
+        ("quantised rows stay rotated", "            ops->rotate(values, head_dim, piece);\n", ""),
+        ("a quantised run is read from its block's start", "(int32_t)(run[2] + t) % rows->block_tokens", "(int32_t)t"),
+        ("quantised values are read where keys are", "&values, &rows, &from, rows.kv_bytes, run);\n            continue", "&values, &rows, &from, 0, run);\n            continue"),
+        ("quantised rows are read token by token", "quantised ? 0 : keys", "0 ? 0 : keys"),
+    ),
+    *group(
+        "npu/host_share.py",
+        "npu/test_staged_codecs.py",
+        ("the host takes every codec for fp16", "None if step.codecs is None else step.codecs[sequences]", "None"),
+    ),
+    *group(
+        "npu/launch.py",
+        "npu/test_staged_codecs.py",
+        ("a launch takes every codec for fp16", "None if batch.codecs is None else batch.codecs[sequences]", "None"),
     ),
     *group(
         "staging/_copy.h",
@@ -769,6 +788,7 @@ DOCTOR = [
 ]
 
 FAULTS = [
+    *ATTENTION_FAULTS,
     *CODEC_FAULTS,
     *EXTENT_FAULTS,
     *POOL,

@@ -8,59 +8,107 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.block_layout import BlockLayout
-from hostcache.codec import FP16, Codec
+from hostcache.codec import CODECS, FP16, Codec
+from hostcache.codec_pools import unit_bytes
 from hostcache.geometry import KVGeometry
 from npu.attention import AttentionBatch
 
 POISON = np.float16(np.nan)
 
+LEVELS = np.array([-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127], np.float64)
+"""Of int4, by code."""
+
+BY_CODE = {codec.code: codec for codec in CODECS.values()}
+
 
 @dataclass
 class PagedMemory:
-    """The region alone: every slot holds NaN until a token is put into it."""
+    """The region alone: every slot holds NaN until a token is put into it.
+
+    Attributes:
+        geometry: of the cache.
+        units: in the region.
+        leanest: codec that it is cut for.
+    """
 
     geometry: KVGeometry
-    blocks: int
+    units: int
     leanest: Codec = FP16
 
-    @property
-    def units(self) -> int:
-        """Units in the region: blocks, as all are fp16."""
-        return self.blocks
+    def __post_init__(self) -> None:
+        self.unit_bytes = unit_bytes(self.geometry, self.leanest)
+        self.buffer: NDArray[np.uint8] = np.zeros(self.units * self.unit_bytes, np.uint8)
+        self.buffer.view(np.float16)[...] = POISON
 
     @property
-    def unit_bytes(self) -> int:
-        """Bytes of a block."""
-        return self.geometry.block_bytes
+    def view(self) -> NDArray[np.float16]:
+        """`[block, layer, k|v, kv_head, token, head_dim]` of a region for fp16 alone."""
+        g = self.geometry
+        return self.buffer.view(np.float16).reshape(self.units, g.layers, 2, g.kv_heads, g.block_tokens, g.head_dim)
 
     def layout(self, codec: Codec) -> BlockLayout:
         """Where the bytes of a codec's block lie."""
         return BlockLayout(self.geometry, codec)
 
-    def __post_init__(self) -> None:
-        self.buffer: NDArray[np.uint8] = np.zeros(self.blocks * self.geometry.block_bytes, np.uint8)
-        self.buffer.view(np.float16)[...] = POISON
+    def span(self, codec: Codec) -> int:
+        """Units of a block."""
+        return self.leanest.blocks_per_extent // codec.blocks_per_extent
 
-    @property
-    def view(self) -> NDArray[np.float16]:
-        """`[block, layer, k|v, kv_head, token, head_dim]`."""
-        g = self.geometry
-        return self.buffer.view(np.float16).reshape(self.blocks, g.layers, 2, g.kv_heads, g.block_tokens, g.head_dim)
+    def rows(self, block: int, codec: Codec) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+        """A block's codes (fp16: elements), `[layer, k|v, kv_head, token, bytes]`, and scales, `[.., token, group]`."""
+        g, layout = self.geometry, self.layout(codec)
+        start = block * self.unit_bytes
+        rows = self.buffer[start : start + layout.block_bytes].reshape(g.layers, 2, g.kv_heads, layout.row_bytes)
+        end = layout.payload_bytes
+        codes = rows[..., :end].reshape(*rows.shape[:3], g.block_tokens, layout.token_bytes)
+        scales = rows[..., end : end + layout.scale_bytes].view(np.float16)
+        return codes, scales.reshape(*rows.shape[:3], g.block_tokens, layout.groups)
 
-    def fill(self, table: list[int], tokens: int, rng: np.random.Generator) -> None:
+    def fill(self, table: list[int], tokens: int, rng: np.random.Generator, codec: Codec = FP16) -> None:
         """Put random K and V into the first `tokens` tokens of `table`, in every layer."""
         g = self.geometry
         for position in range(tokens):
-            block, slot = table[position // g.block_tokens], position % g.block_tokens
-            values = rng.standard_normal((g.layers, 2, g.kv_heads, g.head_dim))
-            self.view[block, :, :, :, slot] = values.astype(np.float16)
+            slot = position % g.block_tokens
+            codes, scales = self.rows(table[position // g.block_tokens], codec)
+            if codec is FP16:
+                values = rng.standard_normal((g.layers, 2, g.kv_heads, g.head_dim)).astype(np.float16)
+                codes[..., slot, :] = values.view(np.uint8)
+            else:
+                codes[..., slot, :] = rng.integers(-127, 128, codes[..., slot, :].shape).astype(np.int8).view(np.uint8)
+                scales[..., slot, :] = rng.uniform(0.005, 0.02, scales[..., slot, :].shape)
 
-    def sequence(self, layer: int, table: NDArray[np.int32], tokens: int) -> NDArray[np.float64]:
-        """`[k|v, kv_head, tokens, head_dim]`."""
+    def sequence(self, layer: int, table: NDArray[np.int32], tokens: int, codec: Codec = FP16) -> NDArray[np.float64]:
+        """`[k|v, kv_head, tokens, head_dim]`, rotated back."""
         g = self.geometry
-        kv = self.view[table[: g.blocks_for(tokens)], layer].astype(np.float64)
-        by_token: NDArray[np.float64] = np.moveaxis(kv, 0, 2).reshape(2, g.kv_heads, -1, g.head_dim)
-        return by_token[:, :, :tokens]
+        blocks = [self._values(int(block), codec)[layer] for block in table[: g.blocks_for(tokens)]]
+        if not blocks:
+            return np.zeros((2, g.kv_heads, 0, g.head_dim))
+        return np.concatenate(blocks, axis=2)[:, :, :tokens]
+
+    def _values(self, block: int, codec: Codec) -> NDArray[np.float64]:
+        """`[layer, k|v, kv_head, token, head_dim]`."""
+        codes, scales = self.rows(block, codec)
+        if codec is FP16:
+            return codes.view(np.float16).astype(np.float64)
+        head_dim, group = self.geometry.head_dim, self.layout(codec).group
+        if codec.bits == 8:
+            levels = codes.view(np.int8).astype(np.float64)
+        else:
+            halves = codes.reshape(*codes.shape[:4], -1, group // 2)
+            levels = LEVELS[np.concatenate([halves & 15, halves >> 4], axis=-1)].reshape(*codes.shape[:4], head_dim)
+        stored = levels * np.repeat(scales.astype(np.float64), group, axis=-1)
+        piece = codec.rotation(head_dim)
+        turned: NDArray[np.float64] = (stored.reshape(-1, piece) @ hadamard(piece)).reshape(stored.shape)
+        return turned
+
+
+def hadamard(n: int) -> NDArray[np.float64]:
+    """The normalised Walsh-Hadamard matrix of a power of two: its own inverse."""
+    matrix: NDArray[np.float64] = np.ones((1, 1))
+    while len(matrix) < n:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    normalised: NDArray[np.float64] = matrix / np.sqrt(n)
+    return normalised
 
 
 def batch_of(
@@ -70,6 +118,7 @@ def batch_of(
     *,
     windows: list[int] | None = None,
     sinks: list[int] | None = None,
+    codecs: list[Codec] | None = None,
 ) -> AttentionBatch:
     """Tables padded with -1, which no runtime may follow."""
     width = max(map(len, tables), default=0)
@@ -80,6 +129,7 @@ def batch_of(
         tables=np.array(padded, np.int32).reshape(len(tables), width),
         windows=None if windows is None else np.array(windows, np.int32),
         sinks=None if sinks is None else np.array(sinks, np.int32),
+        codecs=None if codecs is None else np.array([codec.code for codec in codecs], np.uint8),
     )
 
 
@@ -97,7 +147,8 @@ def reference(memory: PagedMemory, layer: int, batch: AttentionBatch, q: NDArray
         context = int(batch.context_lens[i])
         window = 0 if batch.windows is None else int(batch.windows[i])
         sinks = 0 if batch.sinks is None else int(batch.sinks[i])
-        k, v = memory.sequence(layer, batch.tables[i], context)
+        codec = FP16 if batch.codecs is None else BY_CODE[int(batch.codecs[i])]
+        k, v = memory.sequence(layer, batch.tables[i], context, codec)
         for row in range(start, end):
             seen = seen_by(context - (end - row), window, sinks)
             for head in range(heads):
