@@ -74,11 +74,11 @@ static inline void rp_unpack(int32_t codec, const uint8_t *codes, int32_t head_d
         }
 }
 
-/* One token of a row of a block, in float32, scaled and rotated back; whoever wants fp16 rounds it.
+/* One token of a row of a block, in float32, scaled but not yet rotated back.
  *
  * row  the row's first byte: block_tokens tokens' codes, then their scales */
-static inline void rp_decode_token(int32_t codec, const uint8_t *row, int32_t token, int32_t block_tokens,
-                                   int32_t head_dim, float *x)
+static inline void rp_scale_token(int32_t codec, const uint8_t *row, int32_t token, int32_t block_tokens,
+                                  int32_t head_dim, float *x)
 {
     if (codec == RP_FP16) {
         uint16_t half;
@@ -101,6 +101,13 @@ static inline void rp_decode_token(int32_t codec, const uint8_t *row, int32_t to
         for (int32_t i = g * group; i < (g + 1) * group; i++)
             x[i] = scale * levels[i];
     }
+}
+
+/* The same, rotated back; whoever wants fp16 rounds it. */
+static inline void rp_decode_token(int32_t codec, const uint8_t *row, int32_t token, int32_t block_tokens,
+                                   int32_t head_dim, float *x)
+{
+    rp_scale_token(codec, row, token, block_tokens, head_dim, x);
     rp_rotate(x, head_dim, rp_codec_rotation(codec, head_dim));
 }
 

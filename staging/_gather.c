@@ -2,11 +2,21 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../hostcache/_codec.h"
+#include "../hostcache/_rows.h"
 #include "_copy.h"
 #include "_gather.h"
 
 /* A tile's share of a token; as a constant it is one load and one store. */
 enum { TILE_BYTES = 16 };
+
+/* Set when the module is loaded, before any thread can stage. */
+static const rp_row_ops *ops;
+
+__attribute__((constructor)) static void choose_ops(void)
+{
+    ops = rp_row_ops_named("auto");
+}
 
 /* Whether a run of tokens is one run of bytes. */
 static int is_plain(const rp_place *place)
@@ -25,7 +35,7 @@ static void put_marks(uint8_t *to, const rp_place *place, int64_t tokens, uint16
     }
 }
 
-/* Where a run's rows of one layer begin: its first token's place in the block is part of it. */
+/* Where a run's rows of one layer begin, with its first token's place in the block. */
 static inline const uint8_t *run_start(const rp_rows *rows, const int64_t *run, int64_t token_bytes,
                                        const uint8_t *layer)
 {
@@ -67,6 +77,29 @@ static inline __attribute__((always_inline)) void put_heads(uint8_t *operand, co
         put_tokens(to, place, plain, from, at, run[3]);
 }
 
+/* The same of a quantised block: scaled, rotated back and rounded to fp16, as the cache reads it. */
+static __attribute__((noinline)) void decode_heads(uint8_t *operand, const rp_place *place, const rp_rows *rows, const reading *from, int64_t at,
+                         const int64_t *run)
+{
+    const int32_t head_dim = rows->head_dim, piece = rp_codec_rotation(rows->codec, head_dim);
+    uint8_t *to = operand + run[1] * rows->kv_heads * place->head_stride + run[2] * place->token_stride;
+    float values[RP_MOST_HEAD_DIM];
+    uint16_t halves[RP_MOST_HEAD_DIM];
+    for (int32_t head = 0; head < rows->kv_heads; head++, to += place->head_stride, at += rows->row_bytes) {
+        look_ahead(from, at, rows->row_bytes);
+        for (int64_t t = 0; t < run[3]; t++) {
+            const int32_t token = (int32_t)(run[2] + t) % rows->block_tokens;
+            rp_scale_token(rows->codec, from->here + at, token, rows->block_tokens, head_dim, values);
+            ops->rotate(values, head_dim, piece);
+            ops->convert(values, halves, head_dim);
+            const uint8_t *src = (const uint8_t *)halves;
+            for (int64_t i = 0; i < place->pieces; i++, src += place->piece_bytes)
+                memcpy(to + t * place->token_stride + i * place->piece_stride, src, (size_t)place->piece_bytes);
+        }
+        put_marks(to, place, run[3], 0);
+    }
+}
+
 static void gather(const rp_plan *plan, const rp_part *part, const uint8_t *layer, uint8_t *buffer)
 {
     /* Copies: bytes written through buffer cannot change them. */
@@ -74,7 +107,8 @@ static void gather(const rp_plan *plan, const rp_part *part, const uint8_t *laye
     const rp_place keys = plan->keys, values = plan->values;
     const int keys_plain = is_plain(&keys), values_plain = is_plain(&values);
     uint8_t *const to_keys = buffer + plan->keys_offset, *const to_values = buffer + plan->values_offset;
-    const int64_t token_bytes = keys.pieces * keys.piece_bytes;
+    const int quantised = rows.codec != RP_FP16;
+    const int64_t token_bytes = quantised ? 0 : keys.pieces * keys.piece_bytes; /* scales lie behind all tokens' codes */
     const int64_t *run = part->runs;
     reading from = {.bytes = rows.layer_bytes};
     from.next = from.later = run_start(&rows, run, token_bytes, layer);
@@ -86,6 +120,11 @@ static void gather(const rp_plan *plan, const rp_part *part, const uint8_t *laye
         if (left > 2)
             from.later = run_start(&rows, run + 8, token_bytes, layer);
         /* In the order in which the rows lie. */
+        if (quantised) {
+            decode_heads(to_keys, &keys, &rows, &from, 0, run);
+            decode_heads(to_values, &values, &rows, &from, rows.kv_bytes, run);
+            continue;
+        }
         put_heads(to_keys, &keys, keys_plain, &rows, &from, 0, run);
         put_heads(to_values, &values, values_plain, &rows, &from, rows.kv_bytes, run);
     }

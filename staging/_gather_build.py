@@ -13,7 +13,15 @@ ffi.cdef(DECLARATIONS)
 ffi.set_source(
     "staging._gather",
     "#include <stdint.h>\n" + DECLARATIONS,
-    sources=["staging/_gather.c"],
-    depends=["hostcache/_isa.h", "staging/_copy.h", "staging/_gather.h"],
-    extra_compile_args=["-O3", "-Wall", "-Wextra"],
+    sources=["staging/_gather.c", "hostcache/_rows.c", "hostcache/_rows_avx2.c", "hostcache/_rows_neon.c"],
+    depends=[
+        "hostcache/_codec.h",
+        "hostcache/_fp16.h",
+        "hostcache/_isa.h",
+        "hostcache/_rows.h",
+        "staging/_copy.h",
+        "staging/_gather.h",
+    ],
+    # No contraction: what is staged of a quantised block is, bit for bit, what the cache reads of it.
+    extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden"],
 )

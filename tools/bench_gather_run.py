@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache import KVGeometry, PagedKVCache, Region
+from hostcache.codec import FP16, INT4, INT8, Codec
 from staging import GatherPlan, Residency, StagingArena, StagingLayout
 from staging._limits import ffi, lib
 from staging.coherent import CoherentMemory
@@ -31,6 +32,9 @@ MUST = {128: (0.75, 0.85), 64: (0.60, 0.75)}
 APPEND_MUST, APPEND_STRETCH = 4.0, 2.0
 """Times a memcpy of the same rows, what an append may take, and what it ought to."""
 
+BUFFERS = 6
+"""Of the arena, two for each of an RK3588's cores, so that it has huge pages, as a runtime has; one is filled."""
+
 BY: Literal["median"] = "median"
 """What is compared: the least time is one in which some of what is read was in a cache after all."""
 
@@ -45,6 +49,7 @@ class Shape:
         tokens: of each.
         run: blocks of a sequence that are neighbours in the pool.
         decode: K carries its tokens' marks, as where sequences decode; else rows of a prompt have a mask beside it.
+        codec: of the blocks; what is staged is fp16 always.
     """
 
     geometry: KVGeometry
@@ -52,13 +57,14 @@ class Shape:
     tokens: int
     run: int = 1
     decode: bool = False
+    codec: Codec = FP16
 
     @property
     def name(self) -> str:
         """With all that tells it from others."""
         blocks = "random blocks" if self.run == 1 else f"runs of {self.run} blocks"
-        marks = ", marked" if self.decode else ""
-        return f"{blocks}, {self.sequences} x {self.tokens} tokens, {self.heads}{marks}"
+        more = (", marked" if self.decode else "") + (f", {self.codec.name}" if self.codec is not FP16 else "")
+        return f"{blocks}, {self.sequences} x {self.tokens} tokens, {self.heads}{more}"
 
     @property
     def heads(self) -> str:
@@ -67,7 +73,7 @@ class Shape:
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of K and V of one layer."""
+        """Bytes of K and V of one layer, as they are staged."""
         return self.sequences * self.geometry.blocks_for(self.tokens) * self.geometry.layer_bytes
 
     @property
@@ -81,12 +87,15 @@ GATHERS = (
     *(Shape(SMOLLM2, *size) for size in ((1, 1024), (1, 2048), (8, 512), (1, 2048, 4), (8, 512, 1, True))),
 )
 
+CODECS = tuple(Shape(model, 8, 512, codec=codec) for model in (REFERENCE, SMOLLM2) for codec in (INT8, INT4))
+
 APPENDS = tuple(Shape(model, *size) for model in (REFERENCE, SMOLLM2) for size in ((1, 500), (8, 500), (8, 2000)))
 
 
 def rows(times: int) -> list[Row]:
     """Measure every shape, each so many times."""
-    return [*(gather_row(shape, times) for shape in GATHERS), *(append_row(shape, times) for shape in APPENDS)]
+    gathers = [gather_row(shape, times) for shape in (*GATHERS, *CODECS)]
+    return [*gathers, *(append_row(shape, times) for shape in APPENDS)]
 
 
 class Launches:
@@ -97,28 +106,37 @@ class Launches:
         cache: where they lie.
         tables: int32 `[launches, sequences, blocks]`.
         layout: of each launch.
-        arena: of one buffer.
+        arena: as large as that of a runtime.
     """
 
     def __init__(self, shape: Shape) -> None:
         geometry, per_sequence = shape.geometry, shape.geometry.blocks_for(shape.tokens)
         blocks = shape.launches * shape.sequences * per_sequence
         self.shape = shape
-        self.cache = PagedKVCache.create(geometry, blocks * geometry.block_bytes)
+        self.cache = PagedKVCache.create(geometry, blocks * geometry.block_bytes, shape.codec)
         self.cache.buffer[:] = 1  # its pages are there from now on
-        self.cache.pool.allocate(blocks)
         starts = np.random.default_rng(0).permutation(blocks // shape.run) * shape.run
         ids = (starts[:, np.newaxis] + np.arange(shape.run)).astype(np.int32)
         self.tables = ids.reshape(shape.launches, shape.sequences, per_sequence)
         mask_rows = 0 if shape.decode else 8
         self.layout = StagingLayout(shape.sequences, geometry.kv_heads, shape.tokens, 8, geometry.head_dim, mask_rows)
-        self.arena = StagingArena(Region.anonymous(StagingArena.bytes_for(1, self.layout.nbytes)), 1, CoherentMemory())
+        nbytes = StagingArena.bytes_for(BUFFERS, self.layout.nbytes)
+        self.arena = StagingArena(Region.anonymous(nbytes), BUFFERS, CoherentMemory())
 
     def plans(self) -> list[GatherPlan]:
         """One of each launch, whole."""
         lengths = np.full(self.shape.sequences, self.shape.tokens, np.int32)
+        codecs = np.full(self.shape.sequences, self.shape.codec.code, np.uint8)
         return [
-            GatherPlan.build(self.shape.geometry, self.cache.blocks, table, lengths, self.layout)
+            GatherPlan.build(
+                self.shape.geometry,
+                self.cache.units,
+                table,
+                lengths,
+                self.layout,
+                unit_bytes=self.cache.unit_bytes,
+                codecs=codecs,
+            )
             for table in self.tables
         ]
 
@@ -147,7 +165,8 @@ def gather_row(shape: Shape, times: int) -> Row:
         return timed(partial(lib.rp_limit_copy, start, target, shape.layer_bytes))()
 
     ours, limit = take_turns([gather, copy], times)
-    target_ratio, stretch = MUST[shape.geometry.head_dim] if shape.run == 1 else (None, None)
+    asked = shape.run == 1 and shape.codec is FP16
+    target_ratio, stretch = MUST[shape.geometry.head_dim] if asked else (None, None)
     return Row(
         shape.name,
         "memcpy",

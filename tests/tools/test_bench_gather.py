@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hostcache import KVGeometry
+from hostcache.codec import INT4
 from tools import bench_gather_run
 from tools.bench_gather_run import Growing, Launches, Shape
 
@@ -21,6 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes that take no time."""
     monkeypatch.setattr(bench_gather_run, "SWEPT", 1 << 20)
     monkeypatch.setattr(bench_gather_run, "GATHERS", (Shape(SMALL, 2, 64), Shape(SMALL, 1, 64, run=4)))
+    monkeypatch.setattr(bench_gather_run, "CODECS", (Shape(SMALL, 1, 64, codec=INT4),))
     monkeypatch.setattr(bench_gather_run, "APPENDS", (Shape(SMALL, 2, 50),))
 
 
@@ -31,6 +33,7 @@ def test_every_shape_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(row["case"], row["target"], row["stretch"], row["better"]) for row in rows] == [
         ("random blocks, 2 x 64 tokens, 2 heads x 64", 0.6, 0.75, "higher"),
         ("runs of 4 blocks, 1 x 64 tokens, 2 heads x 64", None, None, "higher"),
+        ("random blocks, 1 x 64 tokens, 2 heads x 64, int4", None, None, "higher"),
         ("append a token, 2 x 50 tokens, 2 heads x 64", 4.0, 2.0, "lower"),
     ]
     for row in rows:
