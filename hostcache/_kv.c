@@ -74,7 +74,7 @@ int64_t rp_kv_misfit(const int64_t *slots, const uint8_t *codecs, int64_t rows, 
         if (codec > RP_INT4 || !spans[codec])
             return r;
         const int64_t block = slots[r] / block_tokens;
-        if (slots[r] >= 0 && (block % spans[codec] || block + spans[codec] > units))
+        if (slots[r] >= 0 && (block % spans[codec] || block >= units))
             return r;
     }
     return -1;

@@ -16,7 +16,7 @@ void rp_kv_write(uint8_t *pool, int64_t unit_bytes, const int64_t *row_bytes, in
 /* The first row whose slot or codec does not fit, or -1. A negative slot fits.
  *
  * spans  [3] units that a block takes, by the codec's number: its id is a multiple of that; 0: such blocks there are not
- * units  how many there are */
+ * units  how many there are, a multiple of each of the spans */
 int64_t rp_kv_misfit(const int64_t *slots, const uint8_t *codecs, int64_t rows, int32_t block_tokens,
                      const int64_t *spans, int64_t units);
 
