@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import bench_books, bench_codec, bench_gather, bench_latency
+from . import bench_attention, bench_books, bench_codec, bench_gather, bench_latency
 from .bench_kind import Kind
 from .command import Help, Parser, Subparsers, add_command
 
@@ -18,6 +18,7 @@ __all__ = ["KINDS", "add_parser", "run"]
 
 EXAMPLE = """\
 rockpage bench gather
+rockpage bench attention --chart growth.png
 rockpage bench cache --peer ~/nano-vllm
 rockpage bench schedule --peer ~/nano-vllm --block-tokens 256 --json
 rockpage bench latency model.gguf
@@ -28,7 +29,7 @@ the package xxhash. Exit 1 if a ratio misses its target."""
 
 KINDS: tuple[Kind, ...] = (
     bench_gather.KIND,
-    # bench_attention.KIND,
+    bench_attention.KIND,
     bench_codec.KIND,
     bench_books.CACHE,
     bench_books.SCHEDULE,

@@ -1,0 +1,46 @@
+"""`rockpage bench attention`: the C kernel straight through the block table, beside torch and what memory allows.
+
+All layers of a cache take turns, so that what is read is in no cache of the CPU. Torch's scaled_dot_product_attention
+has float32 K and V in one piece and the query rows of a KV head side by side, its fastest form. The read limit is one
+thread that loads the same bytes, in one piece, and does nothing with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from .bench_kind import Kind, Measured
+from .command import Parser
+
+__all__ = ["KIND"]
+
+
+def _add_options(parser: Parser) -> None:
+    parser.add_argument("--times", type=int, default=9, metavar="N", help="of each sweep (default: %(default)s)")
+    parser.add_argument("--isa", metavar="NAME", help="of our kernel alone (default: this machine's best, and avx2)")
+
+
+def _measure(args: argparse.Namespace) -> Measured:
+    """Measure all shapes.
+
+    Raises:
+        UsageError: a number is not positive, or this machine does not run the isa.
+    """
+    from hostcache.errors import UsageError
+
+    from .bench_attention_run import isas, rows
+    from .bench_torch import NO_TORCH, Torch
+
+    if args.times < 1:
+        raise UsageError(f"--times must be 1 or more, got {args.times}")
+    torch = Torch.load()
+    return Measured(rows(args.times, isas(args.isa), torch), [] if torch else [NO_TORCH])
+
+
+KIND = Kind(
+    "attention",
+    "attention over the block table, beside torch and the speed of reading",
+    _add_options,
+    _measure,
+    grows=True,
+)
