@@ -89,7 +89,7 @@ class Lifecycle:
                 self._state.running.update(request)
                 continue
             assert request.node is not None
-            request.node = self._state.prefix.publish(request.node, text, block)
+            request.node = self._state.prefix.publish_full(request.node, text, block)
             request.published += 1
         paying = decodes
         if self._doomed:  # ended while their step was computed: its token is not theirs

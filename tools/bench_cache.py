@@ -9,7 +9,7 @@ compares the tokens. Both sides verify every token.
   `release_node` against `deallocate`.
 - A block is published: `publish` against `hash_blocks`.
 - A token is appended in a step of many sequences: it gets its slot, is noted, and the block that it fills is published.
-  Ours is all of them at once in `DecodeBatch`, which is how our step does it, and `publish`; theirs is a loop over
+  Ours is all of them at once in `DecodeBatch`, which is how our step does it, and `publish_full`; theirs is a loop over
   `can_append`, `may_append`, `hash_blocks` and `append_token`.
 - A token gets its slot in one table: `BlockTable.append` against `can_append`, `may_append` and `append_token`.
 """
@@ -160,7 +160,7 @@ def own_append(block_tokens: int, times: int) -> Work:
         filled, _ = batch.advance(batch.requests, sampled)
         for request, _, text, block in filled:
             assert request.node is not None
-            request.node = cache.publish(request.node, text, block)
+            request.node = cache.publish_full(request.node, text, block)
         return (time.perf_counter() - started) / DECODING
 
     return work

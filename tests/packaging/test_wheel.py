@@ -19,7 +19,7 @@ from tests.packaging.commands import BIN, ROOT, run
 
 pytestmark = pytest.mark.wheel
 
-MODULES = {"hostcache/_kv.abi3.so", "staging/_gather.abi3.so", "npu/_attention.abi3.so"}
+MODULES = {"hostcache/_batch.abi3.so", "hostcache/_kv.abi3.so", "staging/_gather.abi3.so", "npu/_attention.abi3.so"}
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
