@@ -26,6 +26,7 @@ if reason:
 
 setup(
     cffi_modules=[
+        "hostcache/_batch_build.py:ffi",
         "hostcache/_kv_build.py:ffi",
         "staging/_gather_build.py:ffi",
         "staging/_limits_build.py:ffi",

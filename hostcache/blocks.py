@@ -154,6 +154,20 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def allocate_one(self) -> int:
+        """As `allocate(1)`, for a table that grows token by token.
+
+        Raises:
+            OutOfBlocks: none is available.
+        """
+        free = self._free
+        if not free:
+            self._make_room(1)
+        block = heapq.heappop(free)
+        self.refs[block] = 1
+        self.generation[block] += 1
+        return block
+
     def acquire(self, block: int) -> None:
         """Add a reference to a block that is used, or cached, or kept behind a fence.
 

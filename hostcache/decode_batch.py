@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import operator
+import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ._batch import ffi, lib
 from .blocks import BlockPool
 from .codec import FP16
 from .fairness import ClientAccount
+from .prefix_node import TOKEN_BYTES
 from .request import Request
 from .window import MAX_TOKENS
 
@@ -32,8 +35,12 @@ RECENT_TOKENS = 256
 """Newest tokens that are kept of each sequence, if a block holds less than half as many: whoever has got so many is
 told of them at once. A choice."""
 
-FilledBlock: TypeAlias = tuple[Request, int, NDArray[np.int32], int]
-"""A request, where in its table the block is that it has filled, the block's tokens, and the block."""
+STEPPED = ["tokens", "positions", "limits", "slots", "in_flight", "own_until", "windowing", "newest", "tables"]
+HANDED_OVER = ["sampled", "fresh", "filled", "texts", "ended"]
+"""The arrays that C sees: what is counted of sequences, and what goes in and comes out. It has them by these names."""
+
+FilledBlock: TypeAlias = tuple[Request, int, bytes, int]
+"""A request, where in its table the block is that it has filled, the block's tokens as int32 bytes, and the block."""
 
 
 @dataclass(eq=False, slots=True)  # frozen would set each field by a call, in every step
@@ -98,8 +105,19 @@ class DecodeBatch:
         self.only_pool: BlockPool | None = None
         self._pools: Counter[BlockPool] = Counter()  # by how many of them each is used
         self._codes = np.zeros(capacity, dtype=np.uint8)  # of codecs
-        self._rows = np.arange(capacity)
         self._clients: list[tuple[ClientAccount, int]] | None = None  # of all requests; None: not counted yet
+        # What goes to C and comes back, see _batch.h. Void elements become bytes in a list.
+        self._sampled = np.zeros(capacity, dtype=np.int32)
+        self._fresh = np.zeros(capacity, dtype=np.int32)
+        self._filled = np.zeros((capacity, 3), dtype=np.int32)
+        self._texts = np.zeros(capacity, dtype=f"V{block_tokens * TOKEN_BYTES}")
+        self._ended = np.zeros(capacity, dtype=np.int64)
+        self._c = ffi.new("rp_batch *")  # points to the arrays
+        self._c.block_tokens, self._c.kept_blocks = block_tokens, blocks
+        self._c.windowing_width = len(NO_WINDOW)
+        for name in STEPPED + HANDED_OVER:
+            self._point_to(name)
+        self._c.table_width = self._tables.shape[1]
 
     def add(self, request: Request) -> None:
         """A request decodes from now on: all of its tokens but one have been computed."""
@@ -165,17 +183,14 @@ class DecodeBatch:
         Returns:
             Whether that was done: there are blocks for all, and none needs a copy.
         """
-        held = self._held(places)
-        if len(places) > pool.available or np.count_nonzero(held % self._block_tokens):
+        count, c_places = len(places), ffi.from_buffer("int64_t[]", places)
+        width = lib.rp_batch_width_to_grow(self._c, c_places, count)
+        if width < 0 or count > pool.available:
             return False
-        blocks = held // self._block_tokens
-        width = max(blocks.tolist()) + 1
         if width > self._tables.shape[1]:
             self._widen(width)
-        fresh = np.array(pool.allocate(len(places)), dtype=np.int64)
-        self._tables[places, blocks] = fresh
-        self._slots[places] = fresh * self._block_tokens
-        self._own_until[places] += self._block_tokens
+        self._fresh[:count] = pool.allocate(count)
+        lib.rp_batch_grow(self._c, c_places, count)
         self.clock += 1
         return True
 
@@ -216,17 +231,14 @@ class DecodeBatch:
         """
         if not requests:
             return [], []
-        picked, size = self._picked(requests), self._block_tokens
-        self._tokens[picked] = tokens
-        positions = self._positions[picked] = self._positions[picked] + 1
-        kept = self._newest.shape[1] * size
-        self._newest.reshape(-1)[self._rows[picked] * kept + positions % kept] = self._tokens[picked]
-        self._slots[picked] += 1
-        self._in_flight[picked] = False
+        count = len(requests)
+        struct.pack_into(f"{count}i", self._sampled.data, 0, *tokens)  # takes half of what numpy takes for a list
+        picked = self._picked(requests)
+        places = ffi.NULL if isinstance(picked, slice) else ffi.from_buffer("int64_t[]", np.array(picked, np.int64))
+        filled = lib.rp_batch_advance(self._c, places, count)
         self.clock += 1
-        full = (positions % size == 0).nonzero()[0]
-        filled = self._filled(self._rows[picked][full], positions[full] // size - 1) if len(full) else []
-        return filled, (positions == self._limits[picked]).nonzero()[0].tolist()
+        ended = self._ended[: self._c.ended_count].tolist() if self._c.ended_count else []
+        return self._filled_blocks(filled) if filled else [], ended
 
     def charge(self, requests: list[Request]) -> None:
         """Each of these requests, all of the batch or some, got a token that its client pays for."""
@@ -284,16 +296,14 @@ class DecodeBatch:
         request.settle(self._newest[index].reshape(-1), length, self._tables[index, :blocks], in_flight=in_flight)
         request.settled_at = self.clock
 
-    def _filled(self, places: NDArray[np.intp], blocks: NDArray[np.int32]) -> list[FilledBlock]:
-        """What these, each at its place, have just filled as the block with that number in its table."""
-        kept = self._newest.shape[1]
-        for place, block in zip(places.tolist(), blocks.tolist(), strict=True):
-            if block % kept == kept - 1:
+    def _filled_blocks(self, count: int) -> list[FilledBlock]:
+        """What so many sequences have just filled."""
+        kept, requests, rows = self._newest.shape[1], self.requests, self._filled[:count].tolist()
+        for place, number, _ in rows:
+            if number % kept == kept - 1:
                 self._settle(place)
-        requests = [self.requests[place] for place in places.tolist()]
-        where = blocks - self._windowing[places, GAP] // self._block_tokens if self._windowed else blocks
-        texts, ids = self._newest[places, blocks % kept], self._tables[places, where].tolist()
-        return list(zip(requests, blocks.tolist(), texts, ids, strict=True))
+        filled = zip(rows, self._texts[:count].tolist(), strict=True)
+        return [(requests[place], number, text, block) for (place, number, block), text in filled]
 
     def _refresh(self, index: int) -> None:
         request, position = self.requests[index], int(self._positions[index])
@@ -321,3 +331,9 @@ class DecodeBatch:
         grown = np.zeros((len(self._tables), 2 * width), dtype=np.int32)
         grown[:, : self._tables.shape[1]] = self._tables
         self._tables = grown
+        self._point_to("tables")
+        self._c.table_width = grown.shape[1]
+
+    def _point_to(self, name: str) -> None:
+        """Tell C where an array is, which this object keeps alive."""
+        setattr(self._c, name, ffi.from_buffer("void *", getattr(self, f"_{name}"), require_writable=True))

@@ -91,7 +91,7 @@ class Lifecycle:
                 continue
             assert request.node is not None
             prefix = self._state.prefix_of(request) if known is None else known
-            request.node = prefix.publish(request.node, text, block)
+            request.node = prefix.publish_full(request.node, text, block)
             request.published += 1
         paying = decodes
         if self._doomed:  # ended while their step was computed: its token is not theirs

@@ -152,33 +152,42 @@ class PrefixCache:
         Raises:
             UsageError: no tokens, more than a block holds, or not int32.
         """
-        if not node.alive:  # its namespace was invalidated while the sequence ran
-            return node
         text = bytes_of(tokens)
-        is_tail = len(text) < self._key_bytes
+        if len(text) == self._key_bytes:
+            return self.publish_full(node, text, block)
+        if not node.alive:
+            return node
         if not text or len(text) > self._key_bytes:
             raise UsageError(f"a node holds 1..{self._pool.block_tokens} tokens, got {len(tokens)}", tokens=len(tokens))
-        siblings, key = node.tails if is_tail else node.children, self._wrap(text)
-        child = siblings.get(key)
-        if child is None:
-            if is_tail and self._match_partial(node, text)[1] == len(tokens):
+        key = self._wrap(text)
+        tail = node.tails.get(key)
+        if tail is None:
+            if self._match_partial(node, text)[1] == len(tokens):
                 return node  # a longer sibling holds these tokens already
-            child = siblings[key] = self._new_node(node, text)
-            if not is_tail:
-                run = node.run
-                if run is None or run.nodes[-1] is not node:
-                    run = PrefixRun()
-                run.append(child)
-        if child.block < 0 and not self._pool.is_kept(block):
-            self._pool.keep(block)
-            self._by_block[block] = child
-            child.block = block
-            node.resident_children += 1
-            if node.tails:
-                self._drop_superseded_tails(node, text)
-        if is_tail:
-            self._prune(child)  # a tail without bytes is of no use
+            tail = node.tails[key] = self._new_node(node, text)
+        self._give_block(tail, node, block)
+        self._prune(tail)  # one without bytes is of no use
+        return node
+
+    def publish_full(self, node: PrefixNode, text: bytes, block: int) -> PrefixNode:
+        """As `publish`, of a full block.
+
+        Args:
+            node: as there.
+            text: the int32 bytes of exactly a block's tokens.
+            block: as there.
+        """
+        if not node.alive:  # its namespace was invalidated while the sequence ran
             return node
+        key = self._wrap(text)
+        child = node.children.get(key)
+        if child is None:
+            child = node.children[key] = self._new_node(node, text)
+            run = node.run
+            if run is None or run.nodes[-1] is not node:
+                run = PrefixRun()
+            run.append(child)
+        self._give_block(child, node, block)
         child.holders += 1
         node.holders -= 1  # it has a child, so it stays
         return child
@@ -329,6 +338,16 @@ class PrefixCache:
                     if tokens > best_tokens:
                         best, best_tokens = child, tokens
         return best, best_tokens
+
+    def _give_block(self, child: PrefixNode, node: PrefixNode, block: int) -> None:
+        """Keep a block for a child or tail of `node` that has none; one that is known for something else stays that."""
+        if child.block < 0 and block not in self._by_block:
+            self._pool.keep(block)
+            self._by_block[block] = child
+            child.block = block
+            node.resident_children += 1
+            if node.tails:
+                self._drop_superseded_tails(node, child.tokens)
 
     def _drop_superseded_tails(self, node: PrefixNode, text: bytes) -> None:
         """A tail whose tokens a longer sibling repeats would never be the best match again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ TOKEN_BYTES = 4
 """Tokens travel as int32."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, init=False)
 class PrefixNode:
     """The tokens of one block behind all the tokens of its parents.
 
@@ -49,14 +49,28 @@ class PrefixNode:
     number: int
     parent: PrefixNode | None
     tokens: bytes
-    block: int = -1
-    children: dict[bytes, PrefixNode] = field(default_factory=dict)
-    tails: dict[bytes, PrefixNode] = field(default_factory=dict)
-    holders: int = 0
-    resident_children: int = 0
-    alive: bool = True
-    run: PrefixRun | None = None
-    place: int = 0
+    block: int
+    children: dict[bytes, PrefixNode]
+    tails: dict[bytes, PrefixNode]
+    holders: int
+    resident_children: int
+    alive: bool
+    run: PrefixRun | None
+    place: int
+
+    def __init__(self, number: int, parent: PrefixNode | None, tokens: bytes) -> None:
+        # There is one for each block that is ever filled; a generated __init__ takes a third longer.
+        self.number = number
+        self.parent = parent
+        self.tokens = tokens
+        self.block = -1
+        self.children = {}
+        self.tails = {}
+        self.holders = 0
+        self.resident_children = 0
+        self.alive = True
+        self.run = None
+        self.place = 0
 
 
 class PrefixRun:

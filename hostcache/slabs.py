@@ -89,6 +89,14 @@ class SlabPool(BlockPool):
             blocks.append(block)
         return blocks
 
+    def allocate_one(self) -> int:
+        """As `allocate(1)`.
+
+        Raises:
+            OutOfBlocks: none is available.
+        """
+        return self.allocate(1)[0]
+
     def holds(self, extent: int) -> bool:
         """Whether the extent serves this codec."""
         return extent in self._slabs

@@ -86,6 +86,7 @@ class BlockTable:
         self._pool = pool
         self._copy = copy
         self._ids = np.empty(16, dtype=np.int32)  # the same ids as an array; grows by doubling
+        self._noted = 0  # how many of them are in it
 
     @property
     def pool(self) -> BlockPool:
@@ -95,7 +96,14 @@ class BlockTable:
     @property
     def ids(self) -> NDArray[np.int32]:
         """The block ids as int32 `[len(blocks)]`: a view that the next change overwrites; copy it to keep it."""
-        return self._ids[: len(self.blocks)]
+        count = len(self.blocks)
+        if self._noted < count:
+            if len(self._ids) < count:
+                self._ids = np.empty(max(count, 2 * len(self._ids)), dtype=np.int32)
+                self._noted = 0
+            self._ids[self._noted : count] = self.blocks[self._noted :]
+            self._noted = count
+        return self._ids[:count]
 
     @property
     def shared_tail(self) -> int | None:
@@ -127,7 +135,7 @@ class BlockTable:
                 blocks=len(blocks),
                 tokens=tokens,
             )
-        self._extend(blocks)
+        self.blocks.extend(blocks)
         self.gap = gap
         self.length = self.own_until = tokens
 
@@ -144,23 +152,25 @@ class BlockTable:
             OutOfBlocks: the pool cannot provide them; the table is unchanged.
             UsageError: `count` is negative.
         """
-        if 0 <= count <= self.own_until - self.length:
-            self.length += count
+        length = self.length + count
+        if length <= self.own_until and count >= 0:
+            self.length = length
             return
         if count < 0:
             raise UsageError(f"cannot append {count} tokens: truncate takes tokens back", count=count)
-        if count == 1 and self.held == len(self.blocks) * self._pool.block_tokens:  # as most blocks begin
-            self._extend_by(self._pool.allocate(1)[0])
-            self.length += 1
-            self._own_all()
+        pool, blocks = self._pool, self.blocks
+        full = len(blocks) * pool.block_tokens + self.gap.tokens
+        if count == 1 and length > full:  # as most blocks begin
+            blocks.append(pool.allocate_one())
+            self.length, self.own_until = length, full + pool.block_tokens
             return
         needed = self.blocks_needed(count)
         if needed:
-            fresh = self._pool.allocate(needed)
+            fresh = pool.allocate(needed)
             if self.shared_tail is not None:
                 self._replace_tail(fresh.pop(0))
-            self._extend(fresh)
-        self.length += count
+            blocks.extend(fresh)
+        self.length = length
         self._own_all()
 
     def catch_up(self, ids: NDArray[np.int32], length: int) -> None:
@@ -172,7 +182,7 @@ class BlockTable:
         """
         fresh = ids[len(self.blocks) :].tolist()
         if fresh:
-            self._extend(fresh)
+            self.blocks.extend(fresh)
             self._own_all()
         self.length = length
 
@@ -212,7 +222,7 @@ class BlockTable:
         first, count = front // size, (tokens - gap.tokens) // size
         dropped = self.blocks[first : first + count]
         del self.blocks[first : first + count]
-        self._ids[first : len(self.blocks)] = self.blocks[first:]
+        self._noted = min(self._noted, first)
         self.gap = TableGap(front, tokens, gap.turned)
         self._pool.release_all(dropped)
         return True
@@ -241,7 +251,7 @@ class BlockTable:
         """
         by = self.gap.turned - self.gap.tokens
         for index in range(self._first_to_turn, len(self.blocks)):
-            (fresh,) = self._pool.allocate(1)
+            fresh = self._pool.allocate_one()
             try:
                 turn(self.blocks[index], fresh, by)
             except BaseException:
@@ -266,6 +276,7 @@ class BlockTable:
         keep = -(-(length - self.gap.tokens) // self._pool.block_tokens)
         dropped = self.blocks[keep:]
         del self.blocks[keep:]
+        self._noted = min(self._noted, keep)
         self.length = self.own_until = length
         self._pool.release_all(dropped)
         if length and self.shared_tail is None:
@@ -292,7 +303,7 @@ class BlockTable:
             )
         size, shift = self._pool.block_tokens, gap.tokens if behind else 0
         positions = np.arange(start - shift, stop - shift, dtype=np.int64)
-        return self._ids[positions // size].astype(np.int64) * size + positions % size
+        return self.ids[positions // size].astype(np.int64) * size + positions % size
 
     def slot(self, position: int) -> int:
         """Slot id of one position, which is not in the gap."""
@@ -315,28 +326,9 @@ class BlockTable:
         """A block has been copied: only now may the old one go, which was referenced until then."""
         old = self.blocks[index]
         self.blocks[index] = fresh
-        self._ids[index] = fresh
+        self._noted = min(self._noted, index)
         self._pool.release(old)
 
     def _own_all(self) -> None:
         """The last block is nobody else's, and may be written to its end."""
         self.own_until = len(self.blocks) * self._pool.block_tokens + self.gap.tokens
-
-    def _extend(self, blocks: Sequence[int]) -> None:
-        start, stop = len(self.blocks), len(self.blocks) + len(blocks)
-        if stop > len(self._ids):
-            self._grow_ids(stop)
-        self._ids[start:stop] = blocks
-        self.blocks.extend(blocks)
-
-    def _extend_by(self, block: int) -> None:
-        count = len(self.blocks)
-        if count == len(self._ids):
-            self._grow_ids(count + 1)
-        self._ids[count] = block
-        self.blocks.append(block)
-
-    def _grow_ids(self, needed: int) -> None:
-        grown = np.empty(max(needed, 2 * len(self._ids)), dtype=np.int32)
-        grown[: len(self.blocks)] = self.blocks
-        self._ids = grown

@@ -9,7 +9,7 @@ compares the tokens. Both sides verify every token.
   `release_node` against `deallocate`.
 - A block is published: `publish` against `hash_blocks`.
 - A token is appended in a step of many sequences: it gets its slot, is noted, and the block that it fills is published.
-  Ours is all of them at once in `DecodeBatch`, which is how our step does it, and `publish`; theirs is a loop over
+  Ours is all of them at once in `DecodeBatch`, which is how our step does it, and `publish_full`; theirs is a loop over
   `can_append`, `may_append`, `hash_blocks` and `append_token`.
 - A token gets its slot in one table: `BlockTable.append` against `can_append`, `may_append` and `append_token`.
 """
@@ -25,7 +25,7 @@ from hostcache import BlockPool, BlockTable, Namespace, PrefixCache, Request
 from hostcache.decode_batch import DecodeBatch
 
 from . import bench_cache_peer as theirs
-from .bench_cache_work import BLOCKS, DECODING, PREFIX, PROMPT, REPEATS, make_prompt, require_hit
+from .bench_cache_work import APPENDS, BLOCKS, DECODING, PREFIX, PROMPT, REPEATS, make_prompt, require_hit
 from .bench_peer import NanoVllm
 from .bench_rows import Case, Work
 
@@ -160,7 +160,7 @@ def own_append(block_tokens: int, times: int) -> Work:
         filled, _ = batch.advance(batch.requests, sampled)
         for request, _, text, block in filled:
             assert request.node is not None
-            request.node = cache.publish(request.node, text, block)
+            request.node = cache.publish_full(request.node, text, block)
         return (time.perf_counter() - started) / DECODING
 
     return work
@@ -168,14 +168,14 @@ def own_append(block_tokens: int, times: int) -> Work:
 
 def own_table_append(block_tokens: int, times: int) -> Work:
     """Seconds of a token that is appended to a table by itself."""
-    table = BlockTable(BlockPool(-(-(PROMPT + times * REPEATS) // block_tokens), block_tokens), _copies_nothing)
+    table = BlockTable(BlockPool(-(-(PROMPT + times * APPENDS) // block_tokens), block_tokens), _copies_nothing)
     table.append(PROMPT)
 
     def work() -> float:
         started = time.perf_counter()
-        for _ in range(REPEATS):
+        for _ in range(APPENDS):
             table.append(1)
-        return (time.perf_counter() - started) / REPEATS
+        return (time.perf_counter() - started) / APPENDS
 
     return work
 

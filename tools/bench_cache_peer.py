@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .bench_cache_work import BLOCKS, DECODING, PREFIX, PROMPT, REPEATS, make_prompt, require_hit
+from .bench_cache_work import APPENDS, BLOCKS, DECODING, PREFIX, PROMPT, REPEATS, make_prompt, require_hit
 from .bench_peer import NanoVllm
 from .bench_rows import Work
 
@@ -81,16 +81,16 @@ def append(peer: NanoVllm, block_tokens: int, times: int) -> Work:
 
 def table_append(peer: NanoVllm, block_tokens: int, times: int) -> Work:
     """As `own_table_append`."""
-    manager = peer.new_block_manager(-(-(PROMPT + times * REPEATS) // block_tokens), block_tokens)
+    manager = peer.new_block_manager(-(-(PROMPT + times * APPENDS) // block_tokens), block_tokens)
     sequence = _peer_sequence(peer, manager, 0, PROMPT)
 
     def work() -> float:
         started = time.perf_counter()
-        for _ in range(REPEATS):
+        for _ in range(APPENDS):
             if manager.can_append(sequence):
                 manager.may_append(sequence)
             sequence.append_token(7)
-        return (time.perf_counter() - started) / REPEATS
+        return (time.perf_counter() - started) / APPENDS
 
     return work
 

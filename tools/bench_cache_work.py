@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hostcache.errors import UsageError
 
-__all__ = ["BLOCKS", "DECODING", "PREFIX", "PROMPT", "REPEATS", "make_prompt", "require_hit"]
+__all__ = ["APPENDS", "BLOCKS", "DECODING", "PREFIX", "PROMPT", "REPEATS", "make_prompt", "require_hit"]
 
 PREFIX = 512
 """Tokens that are found."""
@@ -17,6 +17,9 @@ BLOCKS = 4096
 
 REPEATS = 10
 """Lookups that are timed together: one takes microseconds."""
+
+APPENDS = 512
+"""Tokens that are appended to a table together: one takes less than reading the clock. Whole blocks, of 16 or of 256."""
 
 DECODING = 128
 """Sequences that append at once."""

@@ -17,6 +17,18 @@ def test_the_lowest_free_block_is_handed_out_first() -> None:
     assert pool.allocate(3) == [0, 2, 4]
 
 
+def test_one_block_at_a_time_is_as_many_at_once() -> None:
+    pool = BlockPool(3, 16)
+    assert [pool.allocate_one(), *pool.allocate(2)] == [0, 1, 2]
+    assert (pool.refs, pool.generation) == ([1, 1, 1], [1, 1, 1])
+    pool.keep(1)
+    pool.release(1)
+    assert pool.allocate_one() == 1  # evicted for it
+    assert (pool.refs, pool.generation) == ([1, 1, 1], [1, 2, 1])
+    with pytest.raises(OutOfBlocks, match="1 blocks asked for, 0 available"):
+        pool.allocate_one()
+
+
 def test_too_many_blocks_take_nothing() -> None:
     pool = BlockPool(4, 16)
     pool.allocate(3)

@@ -9,6 +9,7 @@ import pytest
 
 from hostcache import BlockPool, BlockTable, Namespace, Request
 from hostcache.decode_batch import DecodeBatch
+from hostcache.window import AttentionWindow, WindowLayout
 
 SIZE = 4
 
@@ -107,7 +108,8 @@ def test_the_arrays_say_what_the_requests_say(seed: int, monkeypatch: pytest.Mon
         assert [(request, index) for request, index, _, _ in filled] == [
             (r, len(expected[r]) // SIZE - 1) for r in whole
         ]
-        assert [text.tolist() for _, _, text, _ in filled] == [expected[request][-SIZE - 1 : -1] for request in whole]
+        texts = [np.frombuffer(text, np.int32).tolist() for _, _, text, _ in filled]
+        assert texts == [expected[request][-SIZE - 1 : -1] for request in whole]
         asked = [(request, block) for request, _, _, block in filled if chance.random() < 0.5]  # which settles it
         assert [block for _, block in asked] == [request.table.blocks[-1] for request, _ in asked]
         assert ended == [index for index, request in enumerate(taken) if len(expected[request]) == LIMIT]
@@ -145,6 +147,22 @@ def test_who_needs_a_copy_or_blocks_that_are_missing_is_not_grown_with_the_rest(
     assert batch.without_room().tolist() == [0]
     assert not batch.grow(batch.without_room(), pool)  # its next token would land in the fork's block
     assert (second.table.blocks, fork.blocks, pool.available) == ([1, 2], [1, 2], 1)
+
+
+def test_a_block_that_is_filled_behind_a_gap_is_the_right_one() -> None:
+    """Of six blocks, the first three were let go of: the next token fills the last one of three."""
+    pool, batch = BlockPool(10, SIZE), DecodeBatch(1, SIZE)
+    request = decoding(1, 6 * SIZE, pool)
+    request.layout = WindowLayout(AttentionWindow(3 * SIZE), SIZE, largest_chunk=1)
+    request.table.append(1)
+    assert request.let_go()
+    batch.add(request)
+    ((owner, number, text, block),), _ = batch.advance([request], [99])
+    assert (owner, number, block) == (request, 5, 5)
+    assert np.frombuffer(text, np.int32).tolist() == [1020, 1021, 1022, 1023]
+    assert batch.grow(batch.without_room(), pool)
+    assert request.table.blocks == [3, 4, 5, 0]
+    assert batch.rows([request]).tables.tolist() == [[3, 4, 5, 0]]
 
 
 def test_each_client_pays_for_its_tokens() -> None:

@@ -44,6 +44,20 @@ def test_blocks_of_all_codecs_are_named_by_their_first_unit() -> None:
     assert (half.used, half.free, half.elsewhere) == (4, 0, 4)
 
 
+def test_a_single_block_is_taken_as_several_are() -> None:
+    extents, (rich, half, lean) = pools(3)
+    assert [
+        half.allocate_one(),
+        lean.allocate_one(),
+        half.allocate_one(),
+        lean.allocate_one(),
+        rich.allocate_one(),
+    ] == [0, 4, 2, 5, 8]
+    extents.check()
+    with pytest.raises(OutOfBlocks, match="1 blocks asked for"):
+        half.allocate_one()
+
+
 def test_an_extent_that_is_partly_used_is_filled_before_another_is_taken_and_goes_back_empty() -> None:
     extents, (rich, _, lean) = pools(3)
     assert lean.allocate(9) == list(range(9))

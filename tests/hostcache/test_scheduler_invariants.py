@@ -221,16 +221,16 @@ def test_a_step_that_fails_while_a_sequence_grows_gives_all_slots_back(monkeypat
     bench = Bench()
     first, second = bench.submit(4), bench.submit(4, start=100)
     bench.step()
-    allocate, calls = bench.pool.allocate, iter([False, True])
+    allocate, calls = bench.pool.allocate_one, iter([False, True])
 
-    def fail_the_second_time(count: int) -> list[int]:
+    def fail_the_second_time() -> int:
         if next(calls):
             raise MemoryError
-        return allocate(count)
+        return allocate()
 
     with monkeypatch.context() as patch:
         patch.setattr(DecodeBatch, "grow", lambda *_: False)
-        patch.setattr(bench.pool, "allocate", fail_the_second_time)
+        patch.setattr(bench.pool, "allocate_one", fail_the_second_time)
         with pytest.raises(MemoryError):
             bench.scheduler.schedule()
     assert [request.table.length for request in (first, second)] == [4, 4]

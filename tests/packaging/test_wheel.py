@@ -20,6 +20,7 @@ from tests.packaging.commands import BIN, ROOT, run
 pytestmark = pytest.mark.wheel
 
 MODULES = {
+    "hostcache/_batch.abi3.so",
     "hostcache/_kv.abi3.so",
     "staging/_gather.abi3.so",
     "staging/_limits.abi3.so",
