@@ -73,6 +73,11 @@ class PrefixCache:
         self.on_invalidate: Callable[[Namespace | None, str | None], object] | None = None
         pool.evict = self._evict
 
+    @property
+    def codec(self) -> Codec:
+        """How the KV is stored that it knows."""
+        return self._pool.codec
+
     def of(self, codec: Codec) -> PrefixCache:
         """Itself, for its own codec: where one codec is in use, a cache does for `PrefixCaches`.
 

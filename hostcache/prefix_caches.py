@@ -18,7 +18,13 @@ __all__ = ["PrefixCaches", "PrefixSource"]
 
 
 class PrefixSource(Protocol):
-    """What the scheduler asks of what is known of prompts: `PrefixCaches`, or the `PrefixCache` of a single codec."""
+    """What the scheduler asks of what is known of prompts: `PrefixCaches`, or the `PrefixCache` of a single codec.
+
+    Attributes:
+        on_invalidate: see `PrefixCache`.
+    """
+
+    on_invalidate: Callable[[Namespace | None, str | None], object] | None
 
     @property
     def pinned(self) -> int:
@@ -73,6 +79,16 @@ class PrefixCaches:
         self.caches = {
             name: PrefixCache(pool, wrap, max_pinned=room, clock=clock, numbers=numbers) for name, pool in pools.items()
         }
+
+    @property
+    def on_invalidate(self) -> Callable[[Namespace | None, str | None], object] | None:
+        """Whom each cache calls; see `PrefixCache`."""
+        return next(iter(self.caches.values())).on_invalidate
+
+    @on_invalidate.setter
+    def on_invalidate(self, call: Callable[[Namespace | None, str | None], object] | None) -> None:
+        for cache in self.caches.values():
+            cache.on_invalidate = call
 
     @property
     def pinned(self) -> int:

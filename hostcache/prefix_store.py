@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache import PagedKVCache
+from .codec import FP16, Codec
 from .errors import BadStateFile, UsageError
 from .namespace import Namespace
-from .prefix import PrefixCache
+from .prefix_caches import PrefixSource
 from .prefix_node import common_beginning
 from .saved_prefix import restore_prefix, save_prefix
 from .state_file import BAD_SUFFIX, StateReader, set_aside, state_bytes
@@ -46,7 +47,7 @@ class _Stored:
 
 
 class PrefixStore:
-    """A folder of state files, one per prefix, bounded in bytes and age. It belongs to one prefix cache.
+    """A folder of state files, one per prefix, bounded in bytes and age. It belongs to one cache, of all codecs.
 
     What is found there is proven before it is used (`StateReader`). Files of other models, options or versions are
     ignored until they are too old. A damaged one is set aside, and nothing that goes wrong with the folder later on
@@ -90,7 +91,7 @@ class PrefixStore:
         self,
         folder: str | os.PathLike[str],
         cache: PagedKVCache,
-        prefix: PrefixCache,
+        prefix: PrefixSource,
         *,
         max_bytes: int = 1 << 30,
         max_age: float = 30 * 24 * 3600,
@@ -121,8 +122,8 @@ class PrefixStore:
             self._find(path)
         prefix.on_invalidate = self._invalidate
 
-    def save(self, namespace: Namespace, tokens: NDArray[np.int32]) -> int:
-        """Keep the beginning of a prompt, as far as its KV is in full blocks of the pool.
+    def save(self, namespace: Namespace, tokens: NDArray[np.int32], codec: Codec = FP16) -> int:
+        """Keep the beginning of a prompt, as far as its KV is in full blocks of the codec's pool.
 
         A file that holds just that is not written again: flash wears out.
 
@@ -133,21 +134,24 @@ class PrefixStore:
         Raises:
             UsageError: the namespace is too long for a file, or the tokens are not int32.
         """
-        tokens = tokens[: self._prefix.known_tokens(namespace, tokens)].copy()
+        prefix = self._prefix.of(codec)
+        tokens = tokens[: prefix.known_tokens(namespace, tokens)].copy()
         if not len(tokens):
             return 0
-        text = hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest()
+        text = hashlib.blake2b(tokens.tobytes(), digest_size=16, person=codec.name.encode()).hexdigest()
         path = self.folder / f"{namespace.digest[:32]}-{text}{SUFFIX}"
         if path in self._stored and path.exists():
             self._touch(path)
             return len(tokens)
-        nbytes = state_bytes(StateHeader.of("prefix", self._cache.geometry, namespace, tokens, computed=len(tokens)))
+        nbytes = state_bytes(
+            StateHeader.of("prefix", self._cache.geometry, namespace, tokens, computed=len(tokens), codec=codec)
+        )
         if nbytes > self._max_bytes:
             _log.warning("a prefix of %d bytes is not kept: %s may hold %d", nbytes, self.folder, self._max_bytes)
             return 0
         try:
             self._make_room(nbytes, beside=path)
-            header = save_prefix(path, self._cache, self._prefix, namespace, tokens, kind="prefix")
+            header = save_prefix(path, self._cache, prefix, namespace, tokens, kind="prefix")
         except OSError as error:
             _log.warning("a prefix cannot be kept in %s: %s", self.folder, error.strerror)
             return 0
@@ -155,8 +159,8 @@ class PrefixStore:
         self._touch(path)
         return len(tokens)
 
-    def restore(self, namespace: Namespace, prompt: NDArray[np.int32]) -> int:
-        """Bring back what the folder holds of a prompt's beginning and the pool does not.
+    def restore(self, namespace: Namespace, prompt: NDArray[np.int32], codec: Codec = FP16) -> int:
+        """Bring back what the folder holds of a prompt's beginning in a codec, and the pool does not.
 
         Returns:
             Tokens that were read from disk; 0 if the pool has as much already, or the file is damaged or gone (which
@@ -165,10 +169,11 @@ class PrefixStore:
         Raises:
             UsageError: the tokens are not int32.
         """
-        known = self._prefix.known_tokens(namespace, prompt)
+        prefix = self._prefix.of(codec)
+        known = prefix.known_tokens(namespace, prompt)
         best, most = None, known
         for stored in self._stored.values():
-            if stored.header.namespace == namespace.digest:
+            if stored.header.namespace == namespace.digest and stored.header.codec == codec.name:
                 common = common_beginning(stored.tokens, prompt)
                 if common // stored.header.block_tokens * stored.header.block_tokens > most:
                     best, most = stored, common
@@ -178,7 +183,7 @@ class PrefixStore:
             with StateReader(best.path) as reader:
                 if not np.array_equal(reader.tokens, best.tokens):  # another process has replaced it meanwhile
                     raise UsageError(f"{best.path} is another file by now", path=str(best.path))
-                restored = restore_prefix(reader, self._cache, self._prefix, namespace, most)
+                restored = restore_prefix(reader, self._cache, prefix, namespace, most)
         except (BadStateFile, UsageError, OSError) as error:
             del self._stored[best.path]
             _log.warning(

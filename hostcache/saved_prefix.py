@@ -26,7 +26,7 @@ def save_prefix(
     kind: StateKind,
     note: bytes = b"",
 ) -> StateHeader:
-    """Write tokens to a file, with as much of their KV as the prefix cache knows.
+    """Write tokens to a file, with as much of their KV as the prefix cache knows, in its codec.
 
     Args:
         path: the file's name; one that is there is replaced.
@@ -48,10 +48,12 @@ def save_prefix(
     blocks = hit.blocks if hit.partial < 0 else [*hit.blocks, hit.partial]
     try:
         computed = len(hit.blocks) * cache.geometry.block_tokens + hit.partial_tokens
-        header = StateHeader.of(kind, cache.geometry, namespace, tokens, computed=computed, note=note)
+        header = StateHeader.of(
+            kind, cache.geometry, namespace, tokens, computed=computed, note=note, codec=prefix.codec
+        )
         save_state(path, cache, blocks, header, tokens, note=note)
     finally:
-        cache.pool.release_all(blocks)
+        cache.pool_of(prefix.codec).release_all(blocks)
         prefix.release_node(hit.node)
     return header
 
@@ -80,23 +82,24 @@ def restore_prefix(
         BadStateFile: it is damaged; nothing of it is known.
         OSError: it cannot be read; nothing of it is known.
     """
-    reader.require(namespace, cache)
+    codec, pool = prefix.codec, cache.pool_of(prefix.codec)
+    reader.require(namespace, cache, codec)
     size, header = cache.geometry.block_tokens, reader.header
     wanted = header.computed if most is None or most >= header.computed else most // size * size
     tokens = reader.tokens[:wanted]
     hit = prefix.match(namespace, tokens, whole=True)  # held, so that making room cannot evict what is there
     if hit.partial >= 0:
-        cache.pool.release(hit.partial)
+        pool.release(hit.partial)
     first, node = len(hit.blocks), hit.node
     missing = 0 if first * size + hit.partial_tokens == wanted else cache.geometry.blocks_for(wanted) - first
     taken: list[int] = []
     try:
-        taken = cache.pool.allocate(min(missing, cache.pool.available))
+        taken = pool.allocate(min(missing, pool.available))
         for index, block in enumerate(taken, first):
-            cache.overwrite(block, reader.read_block(index), header.tokens_in(index))
+            cache.overwrite(block, reader.read_block(index), header.tokens_in(index), codec)
         for index, block in enumerate(taken, first):
             node = prefix.publish(node, tokens[index * size : (index + 1) * size], block)
     finally:
-        cache.pool.release_all([*hit.blocks, *taken])
+        pool.release_all([*hit.blocks, *taken])
         prefix.release_node(node)
     return min(wanted - first * size, len(taken) * size)

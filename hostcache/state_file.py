@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache import PagedKVCache
+from .codec import FP16, SCALE_BYTES, Codec, codec_named
 from .errors import BadStateFile, UsageError
 from .namespace import Namespace
 from .state_format import (
@@ -84,7 +85,7 @@ def save_state(
     with whole_file(path, 0o600, replace=True) as fd:
         _write(fd, start + note + tokens.tobytes())
         for index, block in enumerate(blocks):
-            content = _without_rest(cache, block, header.tokens_in(index))
+            content = _without_rest(cache, block, header.tokens_in(index), codec_named(header.codec))
             _write(fd, content)
             _write(fd, section_digest(start[: PREAMBLE.size], index, content))
 
@@ -130,14 +131,14 @@ class StateReader:
             self.close()
             raise
 
-    def require(self, namespace: Namespace, cache: PagedKVCache) -> None:
-        """Do nothing if the file's KV may be used in a namespace of a cache.
+    def require(self, namespace: Namespace, cache: PagedKVCache, codec: Codec = FP16) -> None:
+        """Do nothing if the file's KV may be used in a namespace of a cache, in blocks of a codec.
 
         Raises:
             UsageError: it was computed with another model, other options or for somebody else; the message says what
                 differs. The file stays.
         """
-        differences = self.header.differences(namespace, cache.geometry)
+        differences = self.header.differences(namespace, cache.geometry, codec)
         if differences:
             raise UsageError(
                 f"{self.path} was saved with {'; '.join(differences)}: use it as it was saved, or give another name",
@@ -152,13 +153,13 @@ class StateReader:
             block: its place in the file.
 
         Returns:
-            uint8 `[geometry.block_bytes]`, read-only.
+            uint8 `[header.block_bytes]`, read-only.
 
         Raises:
             BadStateFile: they are not what was written.
             OSError: they cannot be read.
         """
-        offset, size = self.header.block_offset(block, self._start), self.header.geometry.block_bytes
+        offset, size = self.header.block_offset(block, self._start), self.header.block_bytes
         section = self._read(offset, size + DIGEST_BYTES)
         if section_digest(self._preamble, block, section[:size]) != section[size:]:
             self._refuse(f"block {block} is damaged")
@@ -224,14 +225,16 @@ class StateReader:
         raise BadStateFile(f"{self.path}: {reason}; {done}", path=str(self.path), reason=reason)
 
 
-def _without_rest(cache: PagedKVCache, block: int, tokens: int) -> bytes:
-    """A block's bytes with zeros behind its first `tokens` tokens, where somebody else's KV may lie.
+def _without_rest(cache: PagedKVCache, block: int, tokens: int, codec: Codec) -> bytes:
+    """A block's bytes with zeros behind its first `tokens` tokens, where somebody else's KV may lie, and as padding.
 
     A copy: an error that is raised while they are written must not hold on to the pool, which closes behind it.
     """
-    geometry = cache.geometry
-    copy = cache.view(block).copy()
-    copy.reshape(-1, geometry.block_tokens, geometry.head_dim * geometry.itemsize)[:, tokens:] = 0
+    layout = cache.layout(codec)
+    copy = cache.view(block, codec).copy()
+    rows = copy.reshape(-1, layout.row_bytes)
+    rows[:, tokens * layout.token_bytes : layout.payload_bytes] = 0
+    rows[:, layout.payload_bytes + tokens * layout.groups * SCALE_BYTES :] = 0
     return copy.tobytes()
 
 

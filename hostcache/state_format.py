@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .block_layout import BlockLayout
+from .codec import FP16, Codec, codec_named
 from .errors import UsageError
 from .geometry import KVGeometry
 from .namespace import Namespace
@@ -39,8 +41,9 @@ StateKind = Literal["prefix", "session"]
 MAGIC = b"\x89RPKV\r\n\x1a"
 """As PNG's: no text, and transfers that change line ends or bit 7 show at once."""
 
-VERSION = 1
-"""Of the format. Magic, version, sizes of the preamble and the header's digest stay where they are in all versions."""
+VERSION = 2
+"""Of the format; 1 knew fp16 alone. Magic, version, sizes of the preamble and the header's digest stay where they are
+in all versions."""
 
 PREAMBLE = struct.Struct("<8sII32s")
 """Magic, version, bytes of the header, digest of these three and the header."""
@@ -51,8 +54,9 @@ DIGEST_BYTES = 32
 MOST_HEADER_BYTES = 1 << 20
 """More is no header: adapter and prompt version are names."""
 
-LAYOUT = "[layer][k|v][kv_head][token][head_dim], little-endian"
-CODEC = "fp16"
+ELEMENTS = "[layer][k|v][kv_head][token][head_dim], little-endian"
+ROWS = "[layer][k|v][kv_head] of rows as BlockLayout 1 has them, little-endian"
+"""Of codecs with scales. The number changes when what the same bytes mean does."""
 
 
 class FormatError(ValueError):
@@ -74,7 +78,7 @@ class StateHeader:
         head_dim: likewise.
         block_tokens: likewise.
         itemsize: likewise.
-        codec: how a token's K and V are held.
+        codec: name of the codec of K and V.
         layout: how they lie in a block.
         numerics: names everything that changes a bit of KV.
         adapter: of the namespace.
@@ -113,13 +117,14 @@ class StateHeader:
         *,
         computed: int,
         note: bytes = b"",
+        codec: Codec = FP16,
     ) -> StateHeader:
         """The header of a file that holds `tokens`, int32, and KV for the first `computed` of them."""
         return cls(
             kind=kind,
             **asdict(geometry),
-            codec=CODEC,
-            layout=LAYOUT,
+            codec=codec.name,
+            layout=_layout_of(codec),
             numerics=namespace.numerics,
             adapter=namespace.adapter,
             prompt_version=namespace.prompt_version,
@@ -165,7 +170,7 @@ class StateHeader:
             if type(value) is not (int if field.type == "int" else str):
                 raise FormatError(f"{field.name} is {value!r}")
         try:
-            self.geometry  # noqa: B018 - it refuses what is no geometry
+            self.block_bytes  # noqa: B018 - it refuses what is no geometry, and what no codec can store
         except UsageError as error:
             raise FormatError(str(error)) from error
         if self.kind not in ("prefix", "session") or not 0 <= self.computed <= self.tokens or self.note_bytes < 0:
@@ -175,6 +180,15 @@ class StateHeader:
     def geometry(self) -> KVGeometry:
         """Shape of the KV."""
         return KVGeometry(self.layers, self.kv_heads, self.head_dim, self.block_tokens, self.itemsize)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block.
+
+        Raises:
+            UsageError: the fields are no geometry, or there is no such codec.
+        """
+        return BlockLayout(self.geometry, codec_named(self.codec)).block_bytes
 
     @property
     def blocks(self) -> int:
@@ -192,16 +206,16 @@ class StateHeader:
 
     def block_offset(self, block: int, start: int) -> int:
         """Where a block begins, if note and ids begin at `start`. The one behind the last is the file's size."""
-        return start + self.content_bytes + block * (self.geometry.block_bytes + DIGEST_BYTES)
+        return start + self.content_bytes + block * (self.block_bytes + DIGEST_BYTES)
 
-    def differences(self, namespace: Namespace, geometry: KVGeometry) -> list[str]:
-        """What keeps the file from being used with a namespace and a geometry, for a reader; empty if nothing does."""
+    def differences(self, namespace: Namespace, geometry: KVGeometry, codec: Codec = FP16) -> list[str]:
+        """What keeps the file from being used with these, for a reader; empty if nothing does."""
         found = [
             f"{name} {mine!r}, not {theirs!r}"
             for name, mine, theirs in (
                 *((name, getattr(self, name), value) for name, value in asdict(geometry).items()),
-                ("codec", self.codec, CODEC),
-                ("layout", self.layout, LAYOUT),
+                ("codec", self.codec, codec.name),
+                ("layout", self.layout, _layout_of(codec)),
                 ("adapter", self.adapter, namespace.adapter),
                 ("prompt version", self.prompt_version, namespace.prompt_version),
             )
@@ -242,6 +256,10 @@ def section_digest(preamble: bytes, block: int, content: bytes) -> bytes:
     return hashlib.blake2b(
         content, digest_size=DIGEST_BYTES, key=preamble[-DIGEST_BYTES:], salt=struct.pack("<Q8x", block)
     ).digest()
+
+
+def _layout_of(codec: Codec) -> str:
+    return ROWS if codec.scaled else ELEMENTS
 
 
 def _header_digest(version: int, text: bytes) -> bytes:

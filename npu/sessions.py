@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hostcache.cache import PagedKVCache
-from hostcache.codec import FP16, Codec
+from hostcache.codec import Codec
 from hostcache.namespace import Namespace
 from hostcache.prefix_caches import PrefixCaches
 from hostcache.prefix_store import PrefixStore
@@ -46,7 +46,7 @@ class Session:
 
 
 class KeptState:
-    """Files of one engine's KV; see docs/state-files.md. They hold KV in fp16; of what is stored otherwise, the tokens.
+    """Files of one engine's KV; see docs/state-files.md.
 
     Args:
         cache: holds the KV.
@@ -60,13 +60,12 @@ class KeptState:
     def __init__(self, cache: PagedKVCache, prefix: PrefixCaches, folder: str | os.PathLike[str] | None) -> None:
         self._cache = cache
         self._prefix = prefix
-        self._halves = prefix.of(FP16)
-        self._store = None if folder is None else PrefixStore(folder, cache, self._halves)
+        self._store = None if folder is None else PrefixStore(folder, cache, prefix)
 
     def recall(self, namespace: Namespace, tokens: NDArray[np.int32], codec: Codec) -> int:
         """Bring the beginning of a prompt back from the folder; returns the tokens known of it in full blocks."""
-        if self._store is not None and codec is FP16:
-            self._store.restore(namespace, tokens)
+        if self._store is not None:
+            self._store.restore(namespace, tokens, codec)
         return self._prefix.of(codec).known_tokens(namespace, tokens)
 
     def pin(self, namespace: Namespace, tokens: NDArray[np.int32], codec: Codec, owner: str, seconds: float) -> int:
@@ -76,23 +75,24 @@ class KeptState:
             UsageError: more than may be pinned, or `seconds` is not positive.
         """
         pinned = self._prefix.of(codec).pin(namespace, tokens, owner, seconds)
-        self.keep(namespace, tokens[:pinned])
+        self.keep(namespace, tokens[:pinned], codec)
         return pinned
 
-    def keep(self, namespace: Namespace, tokens: NDArray[np.int32]) -> int:
+    def keep(self, namespace: Namespace, tokens: NDArray[np.int32], codec: Codec) -> int:
         """Keep what is known of a prompt's beginning in the folder; returns the tokens it holds, 0 without a folder."""
-        return 0 if self._store is None else self._store.save(namespace, tokens)
+        return 0 if self._store is None else self._store.save(namespace, tokens, codec)
 
-    def save(self, path: Path, namespace: Namespace, tokens: NDArray[np.int32], note: bytes) -> int:
+    def save(self, path: Path, namespace: Namespace, tokens: NDArray[np.int32], codec: Codec, note: bytes) -> int:
         """Save a conversation; returns the tokens whose KV is in the file.
 
         Raises:
             UsageError: the namespace is too long.
             OSError: the file cannot be written; one that was there is there still.
         """
-        return save_prefix(path, self._cache, self._halves, namespace, tokens, kind="session", note=note).computed
+        prefix = self._prefix.of(codec)
+        return save_prefix(path, self._cache, prefix, namespace, tokens, kind="session", note=note).computed
 
-    def load(self, path: Path, namespace: Namespace) -> Session:
+    def load(self, path: Path, namespace: Namespace, codec: Codec) -> Session:
         """Load a conversation; what there is no room for in the pool will be computed.
 
         Raises:
@@ -101,8 +101,9 @@ class KeptState:
             OSError: it cannot be read.
         """
         with StateReader(path) as reader:
-            known = self._halves.known_tokens(namespace, reader.tokens)
-            restored = restore_prefix(reader, self._cache, self._halves, namespace)
+            prefix = self._prefix.of(codec)
+            known = prefix.known_tokens(namespace, reader.tokens)
+            restored = restore_prefix(reader, self._cache, prefix, namespace)
             return Session(reader.tokens, reader.note, known + restored)
 
 
@@ -138,7 +139,7 @@ class Sessions:
             seconds: how long it stays pinned at most.
             salt: whose prompts it is for.
             prompt_version: likewise.
-            kv: likewise; `prefix_folder` keeps fp16 alone.
+            kv: likewise.
 
         Returns:
             Tokens that are pinned: the full blocks of the prompt.
@@ -160,13 +161,14 @@ class Sessions:
             return self._kept.pin(namespace, tokens, codec, owner, seconds)
 
     @held_signals()
-    def keep(self, prompt: str | ArrayLike, *, salt: str = "", prompt_version: str = "") -> int:
+    def keep(self, prompt: str | ArrayLike, *, salt: str = "", prompt_version: str = "", kv: str | None = None) -> int:
         """Keep what was computed of a prompt in `prefix_folder`, as far as it is in the pool; nothing is pinned.
 
         Args:
             prompt: as in `Engine.add_request`.
             salt: as the prompt's.
             prompt_version: likewise.
+            kv: likewise.
 
         Returns:
             Tokens that the folder holds now: full blocks of the prompt. 0: nothing is known of it, there is no folder,
@@ -176,8 +178,9 @@ class Sessions:
             UsageError: an id is outside the vocabulary.
         """
         with self._guard.step():
-            ids = prompt_ids(prompt, self._engine.tokenizer)
-            return self._kept.keep(self._engine.namespace(salt, prompt_version), ids)
+            engine = self._engine
+            ids = prompt_ids(prompt, engine.tokenizer)
+            return self._kept.keep(engine.namespace(salt, prompt_version, kv), ids, engine.codec(kv))
 
     @held_signals()
     def save(
@@ -188,6 +191,7 @@ class Sessions:
         note: bytes = b"",
         salt: str = "",
         prompt_version: str = "",
+        kv: str | None = None,
     ) -> int:
         """Save a conversation, its KV included as far as it is in the pool, in the place of a file that is there.
 
@@ -199,6 +203,7 @@ class Sessions:
             note: what to keep beside them.
             salt: as the conversation's.
             prompt_version: likewise.
+            kv: likewise.
 
         Returns:
             Tokens whose KV is in the file.
@@ -208,12 +213,21 @@ class Sessions:
             OSError: the file cannot be written; one that was there is there still.
         """
         with self._guard.step():
-            ids = prompt_ids(tokens, self._engine.tokenizer)
-            return self._kept.save(Path(path), self._engine.namespace(salt, prompt_version), ids, note)
+            engine = self._engine
+            ids = prompt_ids(tokens, engine.tokenizer)
+            return self._kept.save(Path(path), engine.namespace(salt, prompt_version, kv), ids, engine.codec(kv), note)
 
     @held_signals()
-    def load(self, path: str | os.PathLike[str], *, salt: str = "", prompt_version: str = "") -> Session:
+    def load(
+        self, path: str | os.PathLike[str], *, salt: str = "", prompt_version: str = "", kv: str | None = None
+    ) -> Session:
         """Load a conversation; a prompt that begins with its tokens goes on from there.
+
+        Args:
+            path: the file.
+            salt: as it was saved with.
+            prompt_version: likewise.
+            kv: likewise.
 
         Raises:
             BadStateFile: the file is damaged, and was set aside, or is no state file.
@@ -221,4 +235,5 @@ class Sessions:
             OSError: it cannot be read.
         """
         with self._guard.step():
-            return self._kept.load(Path(path), self._engine.namespace(salt, prompt_version))
+            namespace = self._engine.namespace(salt, prompt_version, kv)
+            return self._kept.load(Path(path), namespace, self._engine.codec(kv))

@@ -114,6 +114,28 @@ EXTENT_FAULTS = [
         ("an unpinned block keeps its extent's room", "                self._room.give_back(block)\n", ""),
     ),
     *group(
+        "hostcache/state_format.py",
+        "hostcache/test_saved_codecs.py",
+        ("rows of scaled codecs pass for elements", "return ROWS if codec.scaled else ELEMENTS", "return ELEMENTS"),
+        ("a file's blocks have the size of fp16 ones", "BlockLayout(self.geometry, codec_named(self.codec)).block_bytes", "self.geometry.block_bytes"),
+    ),
+    *group(
+        "hostcache/state_file.py",
+        "hostcache/test_saved_codecs.py",
+        ("a neighbour's scales are saved, too", "    rows[:, layout.payload_bytes + tokens * layout.groups * SCALE_BYTES :] = 0\n", ""),
+    ),
+    *group(
+        "hostcache/prefix_store.py",
+        "hostcache/test_saved_codecs.py",
+        ("a prefix in one codec replaces that in another", ", person=codec.name.encode())", ")"),
+        ("a prefix is restored in whichever codec", " and stored.header.codec == codec.name:", ":"),
+    ),
+    *group(
+        "hostcache/prefix_caches.py",
+        "hostcache/test_saved_codecs.py",
+        ("the folder keeps what lean caches forget", "        for cache in self.caches.values():\n            cache.on_invalidate = call\n", "        next(iter(self.caches.values())).on_invalidate = call\n"),
+    ),
+    *group(
         "hostcache/swap.py",
         "hostcache/test_swap_codecs.py",
         ("a block of several units is kept by its first", "for index, slot in enumerate(place):\n            self._store.write(", "for index, slot in enumerate(place[:1]):\n            self._store.write("),

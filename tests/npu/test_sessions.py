@@ -69,6 +69,29 @@ def test_a_session_goes_on_in_another_engine_as_it_would_have_in_this(
         assert fresh.scheduler.stats.hit_tokens == 0
 
 
+@pytest.mark.parametrize("kv", ["int8", "int4"])
+def test_sessions_and_kept_prompts_of_a_lean_codec_come_back_in_it(model: Path, tmp_path: Path, kv: str) -> None:
+    def lean() -> Engine:
+        return Engine.load(model, pool_bytes=1 << 20, cache_dir=model.parent, prefix_folder=tmp_path / "kept", kv=kv)
+
+    with lean() as engine:
+        tokens = talked(engine)
+        whole = len(tokens) // 16 * 16
+        assert engine.sessions.save(tmp_path / "talk", tokens) == len(tokens) - 1
+        assert engine.sessions.save(tmp_path / "rich", tokens, kv="fp16") == 0  # nothing was computed in that
+        assert engine.sessions.keep(tokens) == whole
+        more = np.append(tokens, engine.tokenizer.encode(" and then", bos=False))
+        expected = answer(engine, more)
+    with lean() as other:
+        with pytest.raises(UsageError, match=f"was saved with codec '{kv}', not 'fp16'"):
+            other.sessions.load(tmp_path / "talk", kv="fp16")
+        assert other.sessions.load(tmp_path / "talk").restored == len(tokens) - 1
+        assert answer(other, more) == expected
+    with lean() as other:  # from the folder
+        assert answer(other, more) == expected
+        assert other.scheduler.stats.hit_tokens == whole
+
+
 def test_a_session_that_was_evicted_keeps_its_tokens(model: Path, tmp_path: Path) -> None:
     with started(model) as engine:
         tokens = talked(engine)
