@@ -12,7 +12,7 @@ C_SOURCES := setup.py $(wildcard hostcache/*.[ch] staging/*.[ch] npu/*.[ch] */_*
 VENDOR := .venv-rknn
 VENDOR_PYTHON ?= $(shell for python in python3.12 python3.11 python3.10; do $$python -c '' 2>&- && echo $$python && break; done)
 
-.PHONY: demo test oracle lint types docs jobs sweep fuzz test-vendor test-udev test-vm test-arm64 .venv-rknn clean
+.PHONY: demo test oracle lint types docs jobs sweep fuzz test-vendor test-udev test-vm test-arm64 sanitize .venv-rknn clean
 
 demo: $(VENV)/.runs
 	@$(BIN)/rockpage demo
@@ -63,6 +63,10 @@ test-vm: $(VENV)/.tests
 # once and kept in the user's cache.
 test-arm64: $(VENV)/.tests
 	@$(BIN)/python -m tests.board.arm64
+
+# The C parts' tests, with AddressSanitizer and UndefinedBehaviorSanitizer built in.
+sanitize: $(VENV)/.tests
+	@$(BIN)/python -m tests.sanitize
 
 # Hostile files, templates and requests, for ten minutes; FUZZ_SECONDS=30 for a look, FUZZ_SEED=... for the same again.
 fuzz: $(VENV)/.tests

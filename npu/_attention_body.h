@@ -39,6 +39,7 @@ enum { ROWS = RP_ROWS, WIDE = 4 };
     } while (0)
 #endif
 
+#include "_attention_walk.h"
 #include "_attention_fp16.h"
 #include "_attention_levels.h"
 
@@ -101,18 +102,6 @@ ALWAYS_INLINE void weigh(rp_scratch *s, int32_t row, int64_t head_dim, const rp_
     v_store(s->total[row], total);
 }
 
-/* What is the same for every span of a tile. */
-typedef struct {
-    const rp_attention_step *step;
-    const rp_codec_layout *layout;
-    int32_t codec;
-    int32_t rows;
-    int32_t sinks;
-    int64_t k;  /* bytes from a block to the K of the tile's KV head */
-    int64_t kv; /* from that to its V */
-    const int32_t *table;
-} tile_view;
-
 /* Attend all rows over `pieces` pieces; `later` are as many that come next, which are fetched meanwhile. */
 static void attend_span(const tile_view *view, rp_scratch *s, const rp_piece *piece, int32_t pieces,
                         const rp_piece *later, int32_t laters)
@@ -128,13 +117,11 @@ static void attend_span(const tile_view *view, rp_scratch *s, const rp_piece *pi
     }
     for (int32_t r = 0; r < rows; r++)
         weigh(s, r, head_dim, piece, pieces);
-    for (int32_t i = 0; i < pieces; i++) {
-        const rp_piece *next = i < laters ? later + i : NULL;
-        if (view->codec == RP_FP16)
-            add_piece_fp16(s, rows, head_dim, piece + i, i * RP_PIECE, next);
-        else
-            add_piece_levels(s, view->codec, view->layout, rows, head_dim, piece + i, i * RP_PIECE, next);
-    }
+    if (view->codec == RP_FP16)
+        for (int32_t i = 0; i < pieces; i++)
+            add_piece_fp16(s, rows, head_dim, piece + i, i * RP_PIECE, i < laters ? later + i : NULL);
+    else
+        add_span_levels(s, view->codec, view->layout, rows, head_dim, piece, pieces, later, laters);
 }
 
 /* Begin the sums of a row's next segment. */
@@ -156,82 +143,6 @@ ALWAYS_INLINE void end_segment(rp_scratch *s, int32_t row, int32_t head_dim)
     begin_segment(s, row, head_dim);
 }
 
-/* Walks the pieces that some row sees: of the sinks' blocks, then from the first row's window on. */
-typedef struct {
-    int32_t block;  /* the next */
-    int32_t offset; /* tokens of it that are behind */
-    int32_t end;    /* block to stop at */
-    int32_t sink_blocks;
-    int32_t window_block; /* where the first row's window begins */
-} walk;
-
-/* Whether a row's segment ends where a block begins. */
-static bool segment_ends(const rp_scratch *s, int32_t row, int32_t block, const walk *at, int32_t block_tokens)
-{
-    int32_t index = block; /* among the blocks that the row looks into */
-    if (block >= at->sink_blocks) {
-        if (block < at->sink_blocks + s->skipped[row])
-            return false;
-        index -= s->skipped[row];
-    }
-    return index > 0 && index % rp_segment_blocks(block_tokens) == 0;
-}
-
-/* Whether some row's does. */
-static bool some_segment_ends(const rp_scratch *s, int32_t rows, int32_t block, const walk *at, int32_t block_tokens)
-{
-    for (int32_t r = 0; r < rows; r++)
-        if ((r == 0 || s->skipped[r] != s->skipped[r - 1]) && segment_ends(s, r, block, at, block_tokens))
-            return true;
-    return false;
-}
-
-static void look_at(const tile_view *view, const rp_scratch *s, int32_t block, int32_t offset, rp_piece *piece)
-{
-    const rp_attention_step *step = view->step;
-    const int32_t room = step->block_tokens - offset;
-    const uint8_t *row = step->pool + view->table[block] * step->unit_bytes + view->k;
-    piece->k = row + offset * view->layout->token_bytes;
-    piece->v = piece->k + view->kv;
-    piece->before = offset;
-    piece->size = room < RP_PIECE ? room : RP_PIECE;
-    piece->position = block * step->block_tokens + offset;
-
-    const int32_t end = piece->position + piece->size, last = view->rows - 1;
-    piece->whole = piece->size == RP_PIECE && end <= s->position[0] + 1 &&
-                   (s->oldest[last] <= piece->position || end <= view->sinks);
-    if (piece->whole)
-        return;
-    for (int32_t r = 0; r <= last; r++) {
-        const int32_t visible = s->position[r] + 1 - piece->position;
-        const int32_t from = view->sinks > piece->position ? view->sinks - piece->position : 0;
-        const int32_t oldest = s->oldest[r] - piece->position;
-        const int32_t to = oldest < piece->size ? oldest : piece->size;
-        piece->visible[r] = (int8_t)(visible < 0 ? 0 : visible < piece->size ? visible : piece->size);
-        piece->hidden_from[r] = (int8_t)(from < to ? from : 0);
-        piece->hidden_to[r] = (int8_t)(from < to ? to : 0);
-    }
-}
-
-/* Take the next pieces, up to RP_SPAN_PIECES and to where a segment of some row ends. Returns how many. */
-static int32_t next_span(const tile_view *view, const rp_scratch *s, walk *at, rp_piece *piece)
-{
-    int32_t pieces = 0;
-    while (pieces < RP_SPAN_PIECES && at->block < at->end) {
-        if (pieces && at->offset == 0 && some_segment_ends(s, view->rows, at->block, at, view->step->block_tokens))
-            break;
-        look_at(view, s, at->block, at->offset, &piece[pieces++]);
-        at->offset += RP_PIECE;
-        if (at->offset < view->step->block_tokens)
-            continue;
-        at->offset = 0;
-        at->block++;
-        if (at->block >= at->sink_blocks && at->block < at->window_block)
-            at->block = at->window_block;
-    }
-    return pieces;
-}
-
 static void attend_blocks(const tile_view *view, rp_scratch *s, walk at)
 {
     const int32_t block_tokens = view->step->block_tokens;
@@ -240,11 +151,9 @@ static void attend_blocks(const tile_view *view, rp_scratch *s, walk at)
     while (count) {
         const int32_t later = next_span(view, s, &at, pieces[!now]);
         const rp_piece *first = pieces[now];
-        const int32_t block = first->position / block_tokens;
-        if (first->before == 0 && some_segment_ends(s, view->rows, block, &at, block_tokens))
+        if (first->before == 0 && segment_ends(&at, first->position / block_tokens, block_tokens))
             for (int32_t r = 0; r < view->rows; r++)
-                if (segment_ends(s, r, block, &at, block_tokens))
-                    end_segment(s, r, view->step->head_dim);
+                end_segment(s, r, view->step->head_dim);
         attend_span(view, s, first, count, pieces[!now], later);
         count = later;
         now = !now;
@@ -296,6 +205,20 @@ static tile_view view_of(const rp_attention_step *step, const rp_tile *tile)
     };
 }
 
+/* The token that a row of a tile is for. */
+static int32_t position_of(const rp_attention_step *step, const rp_tile *tile, int32_t row)
+{
+    const int32_t asking = step->query_starts[tile->sequence + 1] - step->query_starts[tile->sequence];
+    return step->context_lens[tile->sequence] - asking + (tile->first + row) / step->group;
+}
+
+/* Blocks between those of the sinks and that of a row's window. */
+static int32_t skipped_by(const rp_attention_step *step, const rp_tile *tile, int32_t row)
+{
+    const int32_t position = position_of(step, tile, row), sinks = step->sinks[tile->sequence];
+    return rp_skipped(rp_oldest(position, step->windows[tile->sequence], sinks), sinks, step->block_tokens);
+}
+
 /* Floats of q, and of out, before a row of a tile. */
 static int64_t offset_of(const rp_attention_step *step, const rp_tile *tile, int32_t row)
 {
@@ -304,39 +227,35 @@ static int64_t offset_of(const rp_attention_step *step, const rp_tile *tile, int
     return ((int64_t)token * step->kv_heads * step->group + head) * step->head_dim;
 }
 
-static void attend_tile(const rp_attention_step *step, const rp_tile *tile, const float *q, float *out, rp_scratch *s)
+/* Attend rows that all look into the same blocks, up to their own position. */
+static void attend_rows(const rp_attention_step *step, const rp_tile *tile, const float *q, float *out, rp_scratch *s)
 {
     const int32_t head_dim = step->head_dim, block_tokens = step->block_tokens;
-    const int32_t first_position =
-        step->context_lens[tile->sequence] -
-        (step->query_starts[tile->sequence + 1] - step->query_starts[tile->sequence]);
-    const int32_t tokens = first_position + (tile->first + tile->rows - 1) / step->group + 1;
+    const int32_t tokens = position_of(step, tile, tile->rows - 1) + 1;
     const int32_t sinks = step->sinks[tile->sequence];
     tile_view view = view_of(step, tile);
     view.sinks = sinks < tokens ? sinks : tokens;
 
     for (int32_t r = 0; r < tile->rows; r++) {
-        s->position[r] = first_position + (tile->first + r) / step->group;
+        s->position[r] = position_of(step, tile, r);
         s->oldest[r] = rp_oldest(s->position[r], step->windows[tile->sequence], view.sinks);
-        s->skipped[r] = rp_skipped(s->oldest[r], view.sinks, block_tokens);
         begin_row(&view, s, r, q + offset_of(step, tile, r));
     }
 
     const int32_t sink_blocks = rp_block_count(view.sinks, block_tokens);
-    walk blocks = {
-        .block = sink_blocks ? 0 : s->oldest[0] / block_tokens,
-        .end = rp_block_count(tokens, block_tokens),
-        .sink_blocks = sink_blocks,
-        .window_block = s->oldest[0] / block_tokens,
-    };
-    if (tile->parts) { /* all rows are of one token: they look into the same blocks */
-        const int32_t first = tile->segment * rp_segment_blocks(block_tokens);
-        const int32_t behind = first + rp_segment_blocks(block_tokens);
-        const int32_t end = behind <= sink_blocks ? behind : behind + s->skipped[0];
-        blocks.block = first < sink_blocks ? first : first + s->skipped[0];
-        blocks.end = end < blocks.end ? end : blocks.end;
+    const int32_t skipped = rp_skipped(s->oldest[0], view.sinks, block_tokens);
+    const int32_t segment = rp_segment_blocks(block_tokens);
+    int32_t first = 0, behind = rp_block_count(tokens, block_tokens) - skipped; /* of the blocks that are looked into */
+    if (tile->parts) {
+        first = tile->segment * segment;
+        behind = first + segment < behind ? first + segment : behind;
     }
-    attend_blocks(&view, s, blocks);
+    attend_blocks(&view, s, (walk){
+        .block = first < sink_blocks ? first : first + skipped,
+        .end = behind <= sink_blocks ? behind : behind + skipped,
+        .sink_blocks = sink_blocks,
+        .skipped = skipped,
+    });
 
     for (int32_t r = 0; r < tile->rows; r++) {
         end_segment(s, r, head_dim);
@@ -345,6 +264,18 @@ static void attend_tile(const rp_attention_step *step, const rp_tile *tile, cons
             memcpy(part_of(step, tile, tile->segment, r), part, (size_t)(head_dim + 2) * sizeof *part);
         else
             finish_row(&view, part, out + offset_of(step, tile, r));
+    }
+}
+
+static void attend_tile(const rp_attention_step *step, const rp_tile *tile, const float *q, float *out, rp_scratch *s)
+{
+    rp_tile rows = *tile;
+    for (int32_t left = tile->rows; left > 0; left -= rows.rows) { /* of most tiles there is one such run of rows */
+        rows.rows = 1;
+        while (rows.rows < left && skipped_by(step, &rows, rows.rows) == skipped_by(step, &rows, 0))
+            rows.rows++;
+        attend_rows(step, &rows, q, out, s);
+        rows.first += rows.rows;
     }
 }
 

@@ -12,15 +12,15 @@ ALWAYS_INLINE void score_fp16(const int rows, const uint16_t *k, const uint8_t *
         const uint16_t *token[4];
         UNROLL for (int i = 0; i < 4; i++)
             token[i] = k + (t + i < n ? t + i : n - 1) * head_dim;
-        if (ahead)
-            for (int64_t byte = 0; byte < 4 * head_dim * 2; byte += LINE)
-                __builtin_prefetch(ahead + t * head_dim * 2 + byte);
 
         vec dot[ROWS][4];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int i = 0; i < 4; i++)
                 dot[r][i] = v_splat(0.0f);
         for (int64_t d = 0; d < head_dim; d += LANES) {
+            if (ahead) /* one line or two at a time: more than a core can wait for at once would hold it up */
+                UNROLL for (int byte = 0; byte < 4 * LANES * 2; byte += LINE)
+                    __builtin_prefetch(ahead + (t * head_dim + 4 * d) * 2 + byte);
             vec q[ROWS];
             UNROLL for (int r = 0; r < rows; r++)
                 q[r] = v_load(query + r * head_dim + d);

@@ -1,7 +1,7 @@
 /* Scores and sums over K and V of small integers behind scales, in integers. A part of _attention_body.h.
  *
  * Queries, and weights times V's scales, become int16 behind a scale of their own: of a row's query once, of its
- * weights for each piece. Products of them with levels (int8) and their sums fit int32: 2^15 * 128 * 256 < 2^31. What a
+ * weights for each span. Products of them with levels (int8) and their sums fit int32: 2^15 * 128 * 256 < 2^31. What a
  * row must not see has weight 0, and a level times 0 is 0, whatever a slot holds. */
 
 /* Vectors of tokens in a piece; sums of a row and vector that are formed apart, which hides the latency of AVX-512's
@@ -69,9 +69,9 @@ static void narrow_query(rp_scratch *s, int32_t row, int64_t head_dim)
     s->query_scale[row] = highest * (1 / 32767.0f);
 }
 
-/* Widen the scales of a piece's K or V to s->scales, [group][token]; behind `size` they are 0. */
-ALWAYS_INLINE void load_scales(rp_scratch *s, const rp_codec_layout *layout, const uint8_t *levels,
-                               const rp_piece *piece)
+/* Widen the scales of a piece's K or V, [group][token]; behind `size` they are 0. */
+ALWAYS_INLINE void load_scales(const rp_codec_layout *layout, const uint8_t *levels, const rp_piece *piece,
+                               float (*scales)[RP_PIECE])
 {
     const int32_t groups = layout->groups;
     const uint8_t *row = levels - piece->before * layout->token_bytes;
@@ -83,7 +83,7 @@ ALWAYS_INLINE void load_scales(rp_scratch *s, const rp_codec_layout *layout, con
     }
     if (groups == 1) {
         for (int t = 0; t < RP_PIECE; t += LANES)
-            v_store(s->scales[0] + t, v_load_f16(from + t));
+            v_store(scales[0] + t, v_load_f16(from + t));
         return;
     }
     float wide[RP_PIECE * RP_MAX_GROUPS];
@@ -91,26 +91,28 @@ ALWAYS_INLINE void load_scales(rp_scratch *s, const rp_codec_layout *layout, con
         v_store(wide + i, v_load_f16(from + i));
     for (int32_t g = 0; g < groups; g++)
         for (int t = 0; t < RP_PIECE; t++)
-            s->scales[g][t] = wide[t * groups + g];
+            scales[g][t] = wide[t * groups + g];
 }
 
-/* The levels of a piece's tokens, head_dim apart: as they lie, or unpacked to s->levels. */
-static const int8_t *levels_of(rp_scratch *s, int32_t codec, const rp_codec_layout *layout, int64_t head_dim,
-                               const uint8_t *row, int32_t size)
+/* The levels of a piece's tokens, head_dim apart: as they lie, or unpacked. */
+static const int8_t *levels_of(int32_t codec, const rp_codec_layout *layout, int64_t head_dim, const uint8_t *row,
+                               int32_t size, int8_t *unpacked)
 {
     if (codec == RP_INT8)
         return (const int8_t *)row;
     if (rp_codec_group(codec, (int32_t)head_dim) == 32)
         for (int32_t byte = 0; byte < size * layout->token_bytes; byte += 16)
-            i_unpack(row + byte, s->levels + 2 * byte);
+            i_unpack(row + byte, unpacked + 2 * byte);
     else
         for (int32_t t = 0; t < size; t++)
-            rp_unpack(codec, row + t * layout->token_bytes, (int32_t)head_dim, s->levels + t * head_dim);
-    return s->levels;
+            rp_unpack(codec, row + t * layout->token_bytes, (int32_t)head_dim, unpacked + t * head_dim);
+    return unpacked;
 }
 
-/* Scores of `rows` queries against all tokens of a piece, transposed. */
-ALWAYS_INLINE void score_levels(const int rows, const int16_t *keys, int64_t head_dim, int64_t groups,
+/* Scores of `rows` queries against all tokens of a piece, transposed. `ahead` is where a piece lies that is fetched
+ * meanwhile, bit by bit; it has 2^-shift bytes for an element. */
+ALWAYS_INLINE void score_levels(const int rows, const int16_t *keys, const uint8_t *ahead, const int shift,
+                                int64_t head_dim, int64_t groups,
                                 const int16_t *query, const float *query_scale, float (*scales)[RP_PIECE],
                                 float (*score)[RP_SPAN], int32_t slot)
 {
@@ -127,6 +129,8 @@ ALWAYS_INLINE void score_levels(const int rows, const int16_t *keys, int64_t hea
                     dot[r][v][c] = i_zero();
         for (int64_t pair = g * pairs; pair < (g + 1) * pairs; pair += CHAINS)
             UNROLL for (int c = 0; c < CHAINS; c++) {
+                if (c == 0)
+                    __builtin_prefetch(ahead + (pair * 2 * RP_PIECE >> shift));
                 hvec key[VECTORS];
                 UNROLL for (int v = 0; v < VECTORS; v++)
                     key[v] = i_load(keys + (pair + c) * 2 * RP_PIECE + v * 2 * LANES);
@@ -150,63 +154,80 @@ ALWAYS_INLINE void score_levels(const int rows, const int16_t *keys, int64_t hea
 static void score_piece_levels(rp_scratch *s, int32_t codec, const rp_codec_layout *layout, int32_t rows,
                                int64_t head_dim, const rp_piece *piece, int32_t slot, const rp_piece *later)
 {
-    if (later)
-        for (int32_t byte = 0; byte < RP_PIECE * layout->token_bytes; byte += LINE)
-            __builtin_prefetch(later->k + byte);
-    load_scales(s, layout, piece->k, piece);
-    i_transpose(levels_of(s, codec, layout, head_dim, piece->k, piece->size), head_dim, piece->size, s->keys16);
+    const uint8_t *ahead = later ? later->k : piece->k;
+    load_scales(layout, piece->k, piece, s->scales[0]);
+    i_transpose(levels_of(codec, layout, head_dim, piece->k, piece->size, s->levels[0]), head_dim, piece->size,
+                s->keys16);
     for (int32_t r = 0; r < rows; r += ROWS) {
         const int32_t count = rows - r < ROWS ? rows - r : ROWS;
         const int16_t *query = s->query16 + r * query16_stride(head_dim);
         if (layout->groups == 1) /* as a constant: it saves a loop */
-            BY_ROWS(count, score_levels, s->keys16, head_dim, 1, query, s->query_scale + r, s->scales, s->weight + r,
-                    slot);
+            BY_ROWS(count, score_levels, s->keys16, ahead, codec == RP_INT4, head_dim, 1, query, s->query_scale + r,
+                    s->scales[0], s->weight + r, slot);
         else
-            BY_ROWS(count, score_levels, s->keys16, head_dim, layout->groups, query, s->query_scale + r, s->scales,
-                    s->weight + r, slot);
+            BY_ROWS(count, score_levels, s->keys16, ahead, 1, head_dim, layout->groups, query, s->query_scale + r,
+                    s->scales[0], s->weight + r, slot);
     }
 }
 
-/* Turn a row's weights of a piece, times V's scales of one group, into int16. What it must not see becomes 0. */
-ALWAYS_INLINE void narrow_weights(rp_scratch *s, int32_t row, const rp_piece *piece, int32_t slot, const float *scales)
+/* Turn a row's weights of a span, times V's scales of one group, into int16. What it must not see becomes 0. */
+ALWAYS_INLINE void narrow_weights(rp_scratch *s, int32_t row, const rp_piece *piece, int32_t pieces, int32_t group)
 {
-    _Alignas(64) float product[RP_PIECE];
-    for (int t = 0; t < RP_PIECE; t += LANES)
-        v_store(product + t, v_load(s->weight[row] + slot + t) * v_load(scales + t));
-    if (!piece->whole) { /* a scale that it must not see may be NaN */
-        for (int t = piece->hidden_from[row]; t < piece->hidden_to[row]; t++)
-            product[t] = 0.0f;
-        for (int t = piece->visible[row] > 0 ? piece->visible[row] : 0; t < RP_PIECE; t++)
-            product[t] = 0.0f;
-    }
+    _Alignas(64) float product[RP_SPAN];
     vec most = v_splat(0.0f);
-    for (int t = 0; t < RP_PIECE; t += LANES)
-        most = v_larger(most, v_load(product + t));
+    for (int32_t i = 0; i < pieces; i++) {
+        float *part = product + i * RP_PIECE;
+        for (int t = 0; t < RP_PIECE; t += LANES)
+            v_store(part + t, v_load(s->weight[row] + i * RP_PIECE + t) * v_load(s->scales[i][group] + t));
+        if (!piece[i].whole) { /* a scale that it must not see may be NaN */
+            for (int t = piece[i].hidden_from[row]; t < piece[i].hidden_to[row]; t++)
+                part[t] = 0.0f;
+            for (int t = piece[i].visible[row]; t < RP_PIECE; t++)
+                part[t] = 0.0f;
+        }
+        for (int t = 0; t < RP_PIECE; t += LANES)
+            most = v_larger(most, v_load(part + t));
+    }
     const float highest = v_largest(most);
     const vec factor = v_splat(to_int16(highest));
-    for (int t = 0; t < RP_PIECE; t += LANES)
+    for (int32_t t = 0; t < pieces * RP_PIECE; t += LANES)
         v_store_i16(s->weight16[row] + t, v_load(product + t) * factor);
     s->weight_scale[row] = highest * (1 / 32767.0f);
 }
 
-/* sum += weight * V for `rows` rows and columns from..to-1, two tokens at a time. */
-ALWAYS_INLINE void add_columns_levels(const int rows, const int wide, const int8_t *v, int64_t head_dim, float *sum,
-                                      int64_t d, int16_t (*weight)[RP_PIECE], const float *scale, int32_t n)
+/* V of a span. */
+typedef struct {
+    const int8_t *levels[RP_SPAN_PIECES];
+    const uint8_t *ahead[RP_SPAN_PIECES]; /* pieces that are fetched meanwhile */
+    int32_t size[RP_SPAN_PIECES];
+    int32_t pieces;
+    bool full; /* every piece has RP_PIECE tokens */
+} span_values;
+
+/* sum += weight * V for `rows` rows and `wide` vectors of columns from column d on, two tokens at a time. */
+ALWAYS_INLINE void add_columns_levels(const int rows, const int wide, const bool full, const int shift,
+                                      const span_values *v, int64_t head_dim, float *sum, int64_t d,
+                                      int16_t (*weight)[RP_SPAN], const float *scale)
 {
     ivec s[ROWS][LEVELS_WIDE];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < wide; c++)
             s[r][c] = i_zero();
-    UNROLL for (int32_t t = 0; t < n; t += 2) {
-        const int8_t *token = v + t * head_dim + d;
-        const int8_t *other = token + (t + 1 < n ? head_dim : 0); /* weighs 0 where it is but a stand-in */
-        hvec w[ROWS];
-        UNROLL for (int r = 0; r < rows; r++)
-            w[r] = i_splat_pair(weight[r] + t);
-        UNROLL for (int c = 0; c < wide; c++) {
-            const hvec pairs = i_load_pairs(token + c * LANES, other + c * LANES);
+    for (int32_t i = 0; i < v->pieces; i++) {
+        const int32_t n = full ? RP_PIECE : v->size[i];
+        UNROLL for (int32_t t = 0; t < n; t += 2) {
+            UNROLL for (int byte = 0; byte < 2 * wide * LANES; byte += LINE)
+                __builtin_prefetch(v->ahead[i] + ((d * RP_PIECE + t * wide * LANES + byte) >> shift));
+            const int8_t *token = v->levels[i] + t * head_dim + d;
+            const int8_t *other = token + (t + 1 < n ? head_dim : 0); /* weighs 0 where it is but a stand-in */
+            hvec w[ROWS];
             UNROLL for (int r = 0; r < rows; r++)
-                s[r][c] = i_multiply_add(s[r][c], pairs, w[r]);
+                w[r] = i_splat_pair(weight[r] + i * RP_PIECE + t);
+            UNROLL for (int c = 0; c < wide; c++) {
+                const hvec pairs = i_load_pairs(token + c * LANES, other + c * LANES);
+                UNROLL for (int r = 0; r < rows; r++)
+                    s[r][c] = i_multiply_add(s[r][c], pairs, w[r]);
+            }
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
@@ -216,37 +237,42 @@ ALWAYS_INLINE void add_columns_levels(const int rows, const int wide, const int8
         }
 }
 
-ALWAYS_INLINE void add_levels(const int rows, const int8_t *v, int64_t head_dim, float *sum, int64_t from, int64_t to,
-                              int16_t (*weight)[RP_PIECE], const float *scale, int32_t n)
+ALWAYS_INLINE void add_levels(const int rows, const bool full, const int shift, const span_values *v, int64_t head_dim,
+                              float *sum, int64_t from, int64_t to, int16_t (*weight)[RP_SPAN], const float *scale)
 {
     int64_t d = from;
     for (; d + LEVELS_WIDE * LANES <= to; d += LEVELS_WIDE * LANES)
-        add_columns_levels(rows, LEVELS_WIDE, v, head_dim, sum, d, weight, scale, n);
+        add_columns_levels(rows, LEVELS_WIDE, full, shift, v, head_dim, sum, d, weight, scale);
     for (; d < to; d += LANES)
-        add_columns_levels(rows, 1, v, head_dim, sum, d, weight, scale, n);
+        add_columns_levels(rows, 1, full, shift, v, head_dim, sum, d, weight, scale);
 }
 
-static void add_piece_levels(rp_scratch *s, int32_t codec, const rp_codec_layout *layout, int32_t rows,
-                             int64_t head_dim, const rp_piece *piece, int32_t slot, const rp_piece *later)
+static void add_span_levels(rp_scratch *s, int32_t codec, const rp_codec_layout *layout, int32_t rows,
+                            int64_t head_dim, const rp_piece *piece, int32_t pieces, const rp_piece *later,
+                            int32_t laters)
 {
-    load_scales(s, layout, piece->v, piece);
-    const int8_t *v = levels_of(s, codec, layout, head_dim, piece->v, piece->size);
-    if (later)
-        for (int32_t byte = 0; byte < RP_PIECE * layout->token_bytes; byte += LINE)
-            __builtin_prefetch(later->v + byte);
+    span_values v = {.pieces = pieces, .full = true};
+    for (int32_t i = 0; i < pieces; i++) {
+        load_scales(layout, piece[i].v, &piece[i], s->scales[i]);
+        v.levels[i] = levels_of(codec, layout, head_dim, piece[i].v, piece[i].size, s->levels[i]);
+        v.ahead[i] = i < laters ? later[i].v : piece[i].v;
+        v.size[i] = piece[i].size;
+        v.full &= piece[i].size == RP_PIECE;
+    }
+    const int shift = codec == RP_INT4;
     const int64_t group = head_dim / layout->groups;
     for (int32_t g = 0; g < layout->groups; g++) {
         for (int32_t r = 0; r < rows; r++)
-            narrow_weights(s, r, piece, slot, s->scales[g]);
+            narrow_weights(s, r, piece, pieces, g);
         for (int32_t r = 0; r < rows; r += ROWS) {
             const int32_t count = rows - r < ROWS ? rows - r : ROWS;
             float *sum = s->sum + r * head_dim;
-            if (piece->size == RP_PIECE) /* as a constant: a loop of few steps is slow */
-                BY_ROWS(count, add_levels, v, head_dim, sum, g * group, (g + 1) * group, s->weight16 + r,
-                        s->weight_scale + r, RP_PIECE);
+            if (v.full) /* as a constant: a loop of few steps is slow */
+                BY_ROWS(count, add_levels, true, shift, &v, head_dim, sum, g * group, (g + 1) * group,
+                        s->weight16 + r, s->weight_scale + r);
             else
-                BY_ROWS(count, add_levels, v, head_dim, sum, g * group, (g + 1) * group, s->weight16 + r,
-                        s->weight_scale + r, piece->size);
+                BY_ROWS(count, add_levels, false, shift, &v, head_dim, sum, g * group, (g + 1) * group,
+                        s->weight16 + r, s->weight_scale + r);
         }
     }
 }

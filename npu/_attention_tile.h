@@ -56,16 +56,15 @@ typedef struct {
     float highest[RP_TILE_ROWS];                              /* integer that weights are relative to */
     int32_t position[RP_TILE_ROWS];
     int32_t oldest[RP_TILE_ROWS];                             /* token of a row's window; 0 if nothing is hidden */
-    int32_t skipped[RP_TILE_ROWS];                            /* blocks between the sinks' and that token's */
     float part[RP_TILE_ROWS * (RP_MAX_HEAD_DIM + 2)];         /* segments that are done, merged */
 
     /* Of small-integer codecs alone. */
     _Alignas(64) int16_t query16[RP_TILE_ROWS * (RP_MAX_HEAD_DIM + RP_SLACK)]; /* query by its scale */
     float query_scale[RP_TILE_ROWS];
     _Alignas(64) int16_t keys16[RP_PIECE * (RP_MAX_HEAD_DIM + RP_SLACK)];      /* a piece's K, transposed */
-    _Alignas(64) int8_t levels[RP_PIECE * RP_MAX_HEAD_DIM + RP_SLACK];         /* int4, unpacked */
-    _Alignas(64) float scales[RP_MAX_GROUPS][RP_PIECE];                        /* of a piece's tokens, 0 behind them */
-    _Alignas(64) int16_t weight16[RP_TILE_ROWS][RP_PIECE];                     /* weight * V's scale, by its own scale */
+    _Alignas(64) int8_t levels[RP_SPAN_PIECES][RP_PIECE * RP_MAX_HEAD_DIM + RP_SLACK]; /* int4, unpacked */
+    _Alignas(64) float scales[RP_SPAN_PIECES][RP_MAX_GROUPS][RP_PIECE];                /* of tokens, 0 behind a piece's */
+    _Alignas(64) int16_t weight16[RP_TILE_ROWS][RP_SPAN]; /* weight * V's scale, by its own scale */
     float weight_scale[RP_TILE_ROWS];
 } rp_scratch;
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.board.arm64_root import CROSS_COMPILER, KEYRING, Arm64Root, arm64_root
 from tests.board.host import JobError, require_packages, run
+from tests.kernels import KERNEL_TESTS
 
 __all__ = ["main"]
 
@@ -39,13 +40,7 @@ TESTS = (
     "tests/board/test_arm64_faults.py",
     "tests/board/test_arm64_engine.py",
     "tests/board/test_arm64_rknnrt.py",
-    "tests/hostcache/test_kv_kernel.py",
-    "tests/staging/test_gather_kernel.py",
-    "tests/staging/test_limits.py",
-    "tests/npu/test_cpu_attention.py",
-    "tests/npu/test_cpu_attention_codecs.py",
-    "tests/npu/test_attention_windows.py",
-    "tests/npu/test_tiled_decoder.py",
+    *KERNEL_TESTS,
 )
 MARKS = "not (wheel or long or vendor or vm)"
 
