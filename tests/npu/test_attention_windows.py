@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,7 +185,7 @@ def test_windows_may_change_behind_a_step_that_has_begun(prompt: Prompt) -> None
         ({"sinks": np.zeros((2, 1), np.int32)}, "sinks must be int32 with 1 dimension"),
     ],
 )
-def test_windows_that_do_not_fit_are_refused(change: dict[str, NDArray[np.int32]], message: str) -> None:
+def test_windows_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
     runtime = CpuAttention(PagedMemory(GEOMETRY, 4), 2)
     batch = batch_of([[0, 1], [2]], [17, 3], [2, 3])
     with pytest.raises(UsageError, match=message):
