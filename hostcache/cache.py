@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,9 +20,6 @@ from .extents import ExtentPool
 from .geometry import KVGeometry
 from .region import Region
 from .table import BlockTable
-
-if TYPE_CHECKING:
-    from ._cffi import CData
 
 __all__ = ["PagedKVCache"]
 
@@ -101,8 +98,8 @@ class PagedKVCache:
         return cls(geometry, Region.anonymous(extents * extent_bytes), leanest)
 
     @property
-    def pointer(self) -> CData:
-        """The region's first byte, for C; not to be kept.
+    def pointer(self) -> Any:  # noqa: ANN401 - cffi's types exist for type checkers only, and the reference imports all
+        """The region's first byte as `uint8_t *`, for C; not to be kept.
 
         Raises:
             UsageError: the cache is closed.

@@ -49,7 +49,7 @@ def main() -> int:
             tree = copy_checkout(Path(name) / "rockpage")
             flags = [f"CFLAGS={FLAGS}", f"LDFLAGS={FLAGS}"]
             run(
-                ["env", *flags, sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--parallel", "2"],
+                ["env", *flags, sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
                 tree,
             )
             check_modules(tree)
