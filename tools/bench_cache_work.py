@@ -19,7 +19,7 @@ REPEATS = 10
 """Lookups that are timed together: one takes microseconds."""
 
 APPENDS = 512
-"""Tokens that are appended to a table together: one takes less than reading the clock. Blocks of 16 or 256 divide it."""
+"""Tokens appended to a table together: one takes less than reading the clock. Blocks of 16 and 256 divide it."""
 
 DECODING = 128
 """Sequences that append at once."""
