@@ -161,7 +161,12 @@ def test_read_returns_a_copy() -> None:
 @pytest.mark.parametrize(
     ("layer", "slots", "keys", "match"),
     [
-        (3, np.array([0]), np.zeros((1, 2, 8), np.float32), "layer 3 or slot 0 of codec 0 is outside 3 layers of 4 blocks"),
+        (
+            3,
+            np.array([0]),
+            np.zeros((1, 2, 8), np.float32),
+            "layer 3 or slot 0 of codec 0 is outside 3 layers of 4 blocks",
+        ),
         (0, np.array([64]), np.zeros((1, 2, 8), np.float32), "slot 64 of codec 0 is outside"),
         (0, np.array([0], np.int32), np.zeros((1, 2, 8), np.float32), "slots must be contiguous int64"),
         (0, np.array([0]), np.zeros((1, 2, 8)), "keys must be contiguous float32"),
