@@ -23,6 +23,7 @@ import pytest
 
 from npu.engine import Engine
 from npu.sampler import Sampler, SamplingParams
+from npu.tiles import TilePlan
 from npu.weights import WeightsPlan
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 from tests.tools.command_line import COMMAND, ROOT
@@ -177,22 +178,28 @@ def test_signals_that_are_ignored_or_handled_stay_so() -> None:
         signal.signal(signal.SIGTERM, before[1])
 
 
+@pytest.mark.parametrize(("written", "activations"), [(TilePlan, "int8"), (WeightsPlan, "fp32")])
 @pytest.mark.parametrize("cache_works", [True, False])
 def test_terminated_while_weights_are_written(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, model: Path, cache_works: bool
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: Path,
+    cache_works: bool,
+    written: type[TilePlan | WeightsPlan],
+    activations: str,
 ) -> None:
     """In the cache, or in the temporary folder that stands in for it."""
 
-    def write_half(plan: WeightsPlan, _: object, file: Any) -> NoReturn:
+    def write_half(plan: TilePlan | WeightsPlan, _: object, file: Any) -> NoReturn:
         file.write(bytes(plan.nbytes // 2))
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("the signal did not come")
 
     if not cache_works:
         monkeypatch.setenv("XDG_CACHE_HOME", str(model))  # a file
-    monkeypatch.setattr(WeightsPlan, "write", write_half)
+    monkeypatch.setattr(written, "write", write_half)
     with pytest.raises(SystemExit) as stopped:
-        main(["run", str(model), "--prompt", PROMPT])
+        main(["run", str(model), "--prompt", PROMPT, "--activations", activations])
     assert stopped.value.code == 143
     assert left_behind(cache) == []
     assert list((cache / "tmp").iterdir()) == []
