@@ -117,9 +117,11 @@ static inline int32_t rp_oldest(int32_t position, int32_t window, int32_t sinks)
     return oldest > sinks ? oldest : 0;
 }
 
-/* Blocks between those of the sinks and that of the window's first token. */
+/* Blocks between those of the sinks and that of the window's first token, which is behind them where it hides any. */
 static inline int32_t rp_skipped(int32_t oldest, int32_t sinks, int32_t block_tokens)
 {
+    if (oldest <= sinks)
+        return 0;
     const int32_t skipped = oldest / block_tokens - rp_block_count(sinks, block_tokens);
     return skipped > 0 ? skipped : 0;
 }
