@@ -102,26 +102,36 @@ ALWAYS_INLINE void weigh(rp_scratch *s, int32_t row, int64_t head_dim, const rp_
     v_store(s->total[row], total);
 }
 
-/* Attend all rows over `pieces` pieces; `later` are as many that come next, which are fetched meanwhile. */
+/* Rows from which what is fetched ahead is best fetched late: K and V of two spans do not fit the first cache. Smaller
+ * ones go by too fast for that. */
+enum { FETCH_LATE_FROM = 2048 };
+
+/* Attend all rows over `pieces` pieces; of the `laters` pieces that come next, K at least is fetched meanwhile. */
 static void attend_span(const tile_view *view, rp_scratch *s, const rp_piece *piece, int32_t pieces,
                         const rp_piece *later, int32_t laters)
 {
     const int64_t head_dim = view->step->head_dim;
     const int32_t rows = view->rows;
+    const bool late = RP_PIECE * view->layout->token_bytes >= FETCH_LATE_FROM;
+    const uint8_t *behind_k[RP_SPAN_PIECES], *behind_v[RP_SPAN_PIECES]; /* what is fetched beside either */
     for (int32_t i = 0; i < pieces; i++) {
-        const rp_piece *next = i < laters ? later + i : NULL;
-        if (view->codec == RP_FP16)
-            score_piece_fp16(s, rows, head_dim, piece + i, i * RP_PIECE, next);
-        else
-            score_piece_levels(s, view->codec, view->layout, rows, head_dim, piece + i, i * RP_PIECE, next);
+        const uint8_t *k = i < laters ? later[i].k : NULL, *v = i < laters ? later[i].v : NULL;
+        behind_k[i] = late ? piece[i].v : k;
+        behind_v[i] = late ? k : v;
     }
+
+    for (int32_t i = 0; i < pieces; i++)
+        if (view->codec == RP_FP16)
+            score_piece_fp16(s, rows, head_dim, piece + i, i * RP_PIECE, behind_k[i]);
+        else
+            score_piece_levels(s, view->codec, view->layout, rows, head_dim, piece + i, i * RP_PIECE, behind_k[i]);
     for (int32_t r = 0; r < rows; r++)
         weigh(s, r, head_dim, piece, pieces);
     if (view->codec == RP_FP16)
         for (int32_t i = 0; i < pieces; i++)
-            add_piece_fp16(s, rows, head_dim, piece + i, i * RP_PIECE, i < laters ? later + i : NULL);
+            add_piece_fp16(s, rows, head_dim, piece + i, i * RP_PIECE, behind_v[i]);
     else
-        add_span_levels(s, view->codec, view->layout, rows, head_dim, piece, pieces, later, laters);
+        add_span_levels(s, view->codec, view->layout, rows, head_dim, piece, pieces, behind_v);
 }
 
 /* Begin the sums of a row's next segment. */

@@ -3,8 +3,8 @@
 enum { LINE = 64 }; /* bytes of a cache line */
 
 /* Scores of `rows` queries against tokens from..n-1 of a piece, `from` a multiple of 4. Slots up to the next multiple of
- * 4 get the score of token n-1, so that no unwritten slot is read. `ahead` is where the same tokens of a later piece
- * lie, fetched meanwhile; NULL for nowhere. */
+ * 4 get the score of token n-1, so that no unwritten slot is read. `ahead` is a row that is fetched meanwhile; NULL for
+ * none. */
 ALWAYS_INLINE void score_fp16(const int rows, const uint16_t *k, const uint8_t *ahead, int64_t head_dim,
                               const float *query, int32_t from, int32_t n, float (*score)[RP_SPAN], int32_t slot)
 {
@@ -74,10 +74,9 @@ ALWAYS_INLINE void add_fp16(const int rows, const uint16_t *v, const uint8_t *ah
 }
 
 static void score_piece_fp16(rp_scratch *s, int32_t rows, int64_t head_dim, const rp_piece *piece, int32_t slot,
-                             const rp_piece *later)
+                             const uint8_t *ahead)
 {
     const uint16_t *k = (const uint16_t *)piece->k;
-    const uint8_t *ahead = later ? later->k : NULL;
     for (int32_t r = 0; r < rows; r += ROWS) {
         const int32_t count = rows - r < ROWS ? rows - r : ROWS;
         const float *query = s->query + r * head_dim;
@@ -99,10 +98,9 @@ static void add_row_fp16(rp_scratch *s, int32_t row, const uint16_t *v, int64_t 
 }
 
 static void add_piece_fp16(rp_scratch *s, int32_t rows, int64_t head_dim, const rp_piece *piece, int32_t slot,
-                           const rp_piece *later)
+                           const uint8_t *ahead)
 {
     const uint16_t *v = (const uint16_t *)piece->v;
-    const uint8_t *ahead = later ? later->v : NULL;
     for (int32_t r = 0; r < rows; r += ROWS) {
         const int32_t count = rows - r < ROWS ? rows - r : ROWS;
         const int32_t last = r + count - 1;

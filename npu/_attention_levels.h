@@ -109,8 +109,8 @@ static const int8_t *levels_of(int32_t codec, const rp_codec_layout *layout, int
     return unpacked;
 }
 
-/* Scores of `rows` queries against all tokens of a piece, transposed. `ahead` is where a piece lies that is fetched
- * meanwhile, bit by bit; it has 2^-shift bytes for an element. */
+/* Scores of `rows` queries against all tokens of a piece, transposed. `ahead` is a row that is fetched meanwhile,
+ * bit by bit; it has 2^-shift bytes for an element. */
 ALWAYS_INLINE void score_levels(const int rows, const int16_t *keys, const uint8_t *ahead, const int shift,
                                 int64_t head_dim, int64_t groups,
                                 const int16_t *query, const float *query_scale, float (*scales)[RP_PIECE],
@@ -152,9 +152,10 @@ ALWAYS_INLINE void score_levels(const int rows, const int16_t *keys, const uint8
 }
 
 static void score_piece_levels(rp_scratch *s, int32_t codec, const rp_codec_layout *layout, int32_t rows,
-                               int64_t head_dim, const rp_piece *piece, int32_t slot, const rp_piece *later)
+                               int64_t head_dim, const rp_piece *piece, int32_t slot, const uint8_t *ahead)
 {
-    const uint8_t *ahead = later ? later->k : piece->k;
+    if (!ahead)
+        ahead = piece->k; /* it is there: that does nothing */
     load_scales(layout, piece->k, piece, s->scales[0]);
     i_transpose(levels_of(codec, layout, head_dim, piece->k, piece->size, s->levels[0]), head_dim, piece->size,
                 s->keys16);
@@ -198,7 +199,7 @@ ALWAYS_INLINE void narrow_weights(rp_scratch *s, int32_t row, const rp_piece *pi
 /* V of a span. */
 typedef struct {
     const int8_t *levels[RP_SPAN_PIECES];
-    const uint8_t *ahead[RP_SPAN_PIECES]; /* pieces that are fetched meanwhile */
+    const uint8_t *ahead[RP_SPAN_PIECES]; /* rows that are fetched meanwhile */
     int32_t size[RP_SPAN_PIECES];
     int32_t pieces;
     bool full; /* every piece has RP_PIECE tokens */
@@ -248,14 +249,13 @@ ALWAYS_INLINE void add_levels(const int rows, const bool full, const int shift, 
 }
 
 static void add_span_levels(rp_scratch *s, int32_t codec, const rp_codec_layout *layout, int32_t rows,
-                            int64_t head_dim, const rp_piece *piece, int32_t pieces, const rp_piece *later,
-                            int32_t laters)
+                            int64_t head_dim, const rp_piece *piece, int32_t pieces, const uint8_t *const *ahead)
 {
     span_values v = {.pieces = pieces, .full = true};
     for (int32_t i = 0; i < pieces; i++) {
         load_scales(layout, piece[i].v, &piece[i], s->scales[i]);
         v.levels[i] = levels_of(codec, layout, head_dim, piece[i].v, piece[i].size, s->levels[i]);
-        v.ahead[i] = i < laters ? later[i].v : piece[i].v;
+        v.ahead[i] = ahead[i] ? ahead[i] : piece[i].v;
         v.size[i] = piece[i].size;
         v.full &= piece[i].size == RP_PIECE;
     }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hostcache import KVGeometry, PagedKVCache
+from hostcache.block_layout import BlockLayout
 from hostcache.codec import FP16, INT4, INT8, Codec
+from hostcache.codec_pools import unit_bytes
 from npu.attention import AttentionBatch
 from npu.cpu import CpuAttention
 from staging._limits import ffi, lib
@@ -17,6 +20,9 @@ from .bench_rows import Point, Row, Work, take_turns, timed
 from .bench_torch import Torch
 
 __all__ = ["Shape", "Sweep", "isas", "rows"]
+
+SWEPT = 96 << 20
+"""Bytes of KV that take turns: more than the caches of the machines that this is run on."""
 
 SEED = 0
 
@@ -82,10 +88,10 @@ def isas(wanted: str | None) -> list[str]:
 
 
 class Sweep:
-    """A batch over a cache of its own, ready to be attended layer after layer.
+    """Batches of different sequences in a cache of their own, ready to be attended in turn, layer after layer.
 
     Args:
-        shape: of the batch.
+        shape: of a batch.
         isa: of the kernel.
         threads: of it.
         contiguous: each sequence is one block, so that a head's K lies in one piece; else blocks are at random places.
@@ -93,40 +99,43 @@ class Sweep:
     Attributes:
         cache: what is attended.
         out: float32 `[rows, heads, head_dim]`, of the last layer.
-        layer_bytes: bytes of K and V of a layer, scales included.
+        layer_bytes: bytes of K and V of a batch in a layer, scales included.
     """
 
     def __init__(self, shape: Shape, isa: str, threads: int = 1, *, contiguous: bool = False) -> None:
         geometry = replace(shape.geometry, block_tokens=shape.context) if contiguous else shape.geometry
         blocks = shape.sequences * geometry.blocks_for(shape.context)
-        self.cache = PagedKVCache.create(geometry, blocks * geometry.block_bytes, shape.codec)
+        self._layers = geometry.layers
+        self.layer_bytes = blocks * BlockLayout(geometry, shape.codec).layer_bytes
+        batches = max(1, -(-SWEPT // (self.layer_bytes * self._layers)))
+        extents = -(-batches * blocks // shape.codec.blocks_per_extent)
+        nbytes = extents * shape.codec.blocks_per_extent * unit_bytes(geometry, shape.codec)
+        self.cache = PagedKVCache.create(geometry, nbytes, shape.codec)
         self.cache.buffer[:] = FILLER
         rng = np.random.default_rng(SEED)
-        places = np.arange(blocks) if contiguous else rng.permutation(blocks)
-        self._batch = AttentionBatch(
-            query_starts=np.arange(shape.sequences + 1, dtype=np.int32) * shape.rows,
-            context_lens=np.full(shape.sequences, shape.context, np.int32),
-            tables=places.astype(np.int32).reshape(shape.sequences, -1),
-            codecs=np.full(shape.sequences, shape.codec.code, np.uint8),
-        )
-        self._layers = geometry.layers
+        places = np.arange(batches * blocks) if contiguous else rng.permutation(batches * blocks)
+        starts = np.arange(shape.sequences + 1, dtype=np.int32) * shape.rows
+        lengths = np.full(shape.sequences, shape.context, np.int32)
+        codecs = np.full(shape.sequences, shape.codec.code, np.uint8)
+        tables = places.astype(np.int32).reshape(batches, shape.sequences, -1)
+        self._turns = itertools.cycle([AttentionBatch(starts, lengths, table, codecs=codecs) for table in tables])
+        self._pieces = itertools.cycle([batch * self._layers * self.layer_bytes for batch in range(batches)])
         self._runtime = CpuAttention(self.cache, shape.heads, threads, isa=isa)
         q = (shape.sequences * shape.rows, shape.heads, geometry.head_dim)
         self._q = rng.standard_normal(q).astype(np.float32)
         self.out = np.empty_like(self._q)
-        self.layer_bytes = blocks * self.cache.layout(shape.codec).layer_bytes
 
     def attend(self) -> float:
-        """Attend over all layers; returns the seconds of one."""
-        self._runtime.begin_step(self._batch)
+        """Attend the next batch over all layers; returns the seconds of one."""
+        self._runtime.begin_step(next(self._turns))
         seconds = timed(self._all_layers)() / self._layers
         self._runtime.end_step()
         return seconds
 
     def read(self) -> float:
-        """Load as many bytes as all layers have, in one piece; returns the seconds of one layer's."""
-        pool = ffi.from_buffer("uint8_t[]", self.cache.buffer)
-        return timed(lambda: lib.rp_limit_read(pool, self._layers * self.layer_bytes))() / self._layers
+        """Load as many bytes as all layers of a batch have, in one piece; returns the seconds of one layer's."""
+        piece = ffi.from_buffer("uint8_t[]", self.cache.buffer) + next(self._pieces)
+        return timed(lambda: lib.rp_limit_read(piece, self._layers * self.layer_bytes))() / self._layers
 
     def _all_layers(self) -> None:
         for layer in range(self._layers):

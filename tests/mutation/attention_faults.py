@@ -32,7 +32,6 @@ ATTENTION_FAULTS = [
         ("scales of another place in the block", "+ piece->before * groups;", ";"),
         ("a scale that a row may not see breaks it", "if (!piece[i].whole) { /* a scale", "if (false) { /* a scale"),
         ("all groups have the first one's scale", "v_load(scales[g] + v * LANES)", "v_load(scales[0] + v * LANES)"),
-        ("small pieces read scales behind their own", "piece->size < RP_PIECE) {", "false) {"),
         ("all pieces have the first one's weights", "weight[r] + i * RP_PIECE + t", "weight[r] + t"),
         ("queries of a tile have the first one's scale", "v_splat(query_scale[r])", "v_splat(query_scale[0])"),
     ),

@@ -97,12 +97,30 @@ def test_chunks_company_and_threads_do_not_change_a_bit(isa: str, codec: Codec, 
     whole = attend(memory, batch_of([table], [LONG], [40], **more), q, isa=isa)
     expected = reference(memory, 0, batch_of([table], [LONG], [40], **more), q)
     np.testing.assert_allclose(whole, expected, rtol=0, atol=TOLERANCE)
-    for row in (0, 3, 39):
+    several = 3  # sequences: enough work that all threads are woken
+    for row in range(40):
         end = LONG - 39 + row
-        batch = batch_of([table, table], [end, 20], [1, 1], **{key: value * 2 for key, value in more.items()})
-        for threads in (1, 2, 3):
-            out = attend(memory, batch, np.concatenate([q[row : row + 1], q[:1]]), threads=threads, isa=isa)
-            np.testing.assert_array_equal(out[0], whole[row])
+        batch = batch_of(
+            [table] * several, [end, 20, end], [1] * several, **{key: value * several for key, value in more.items()}
+        )
+        rows = np.concatenate([q[row : row + 1], q[:1], q[row : row + 1]])
+        for threads in (1, 2, 3) if row in (0, 39) else (1,):
+            out = attend(memory, batch, rows, threads=threads, isa=isa)
+            np.testing.assert_array_equal(out[[0, 2]], whole[[row, row]])
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=list(CODECS))
+def test_a_runtime_merges_segments_as_often_as_it_is_asked(codec: Codec) -> None:
+    memory, table, q = prompt(codec)
+    batch = batch_of([table] * 3, [LONG] * 3, [1] * 3, codecs=[codec] * 3)
+    expected = attend(memory, batch, q[:3])
+    runtime, out = CpuAttention(memory, 6, threads=3), np.empty_like(q[:3])
+    runtime.begin_step(batch)
+    for _ in range(20):
+        out[...] = np.nan
+        runtime.attend(0, q[:3], out)
+        np.testing.assert_array_equal(out, expected)
+    runtime.close()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -114,9 +132,11 @@ def test_segments_do_not_move_when_hidden_blocks_are_dropped(isa: str, codec: Co
     kept, gone = 2, (LONG - window) // 16
     gap = 16 * (gone - kept)
     more: dict[str, Any] = {"windows": [window], "sinks": [sinks], "codecs": [codec]}
-    whole = attend(memory, batch_of([table], [LONG], [1], **more), q[-1:], threads=threads, isa=isa)
-    shorter = batch_of([table[:kept] + table[gone:]], [LONG - gap], [1], **more)
-    np.testing.assert_array_equal(attend(memory, shorter, q[-1:], isa=isa), whole)
+    more = {key: value * 3 for key, value in more.items()}  # enough work that all threads are woken
+    last = np.repeat(q[-1:], 3, axis=0)
+    whole = attend(memory, batch_of([table] * 3, [LONG] * 3, [1] * 3, **more), last, threads=threads, isa=isa)
+    shorter = batch_of([table[:kept] + table[gone:]] * 3, [LONG - gap] * 3, [1] * 3, **more)
+    np.testing.assert_array_equal(attend(memory, shorter, last, isa=isa), whole)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -198,6 +218,14 @@ def test_blocks_that_no_codec_has_are_refused(change: dict[str, Any], message: s
     with pytest.raises(UsageError, match=message):
         runtime.begin_step(replace(good, **change))
     runtime.begin_step(good)
+    runtime.close()
+
+
+def test_a_block_that_sticks_out_of_the_pool_is_refused() -> None:
+    runtime = CpuAttention(PagedMemory(GEOMETRY, 6, INT4), 1)
+    with pytest.raises(UsageError, match=r"block 4 .*0\.\.2 in steps of 4"):
+        runtime.begin_step(batch_of([[4]], [16], [1], codecs=[FP16]))
+    runtime.begin_step(batch_of([[5]], [16], [1], codecs=[INT4]))
     runtime.close()
 
 

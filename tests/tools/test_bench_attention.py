@@ -21,6 +21,7 @@ SMALL = KVGeometry(layers=2, kv_heads=2, head_dim=64), 6
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes that take no time."""
+    monkeypatch.setattr(bench_attention_run, "SWEPT", 1 << 16)
     monkeypatch.setattr(bench_attention_run, "MODELS", (SMALL,))
     monkeypatch.setattr(bench_attention_run, "DECODE", ((2, 32), (1, 64)))
     monkeypatch.setattr(bench_attention_run, "PREFILL_CONTEXT", 64)
