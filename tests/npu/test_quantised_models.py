@@ -12,6 +12,7 @@ from npu.decoder import Decoder
 from npu.ggml import GGMLType
 from npu.gguf import GGUFFile
 from npu.memory_plan import resident_weights
+from npu.tiles import TILED_TYPES
 from npu.weights import Activations, PackedMatrix, WeightsPlan, form_of
 from tests.npu.reference import PlainSession, reference_logits
 from tests.npu.tiny import TinyLlama, write_tiny_llama
@@ -79,12 +80,15 @@ def test_the_documented_table_is_what_the_kernels_take() -> None:
     for name, (stored, int8, fp32, _) in table.items():
         kind = FORMATS_BY_NAME[name]
         assert float(stored) == round(kind.block_bytes * 8 / kind.block_elements + 1e-9, 1)
-        for activations, bits in (("int8", int8), ("fp32", fp32)):
-            assert int(bits) * 1024 == 8 * resident_bytes(kind, activations)  # type: ignore[arg-type] # a str here
+        assert float(int8) == resident_bits(kind, "int8")
+        assert float(fp32) == resident_bits(kind, "fp32")
 
 
-def resident_bytes(kind: GGMLType, activations: Activations) -> int:
-    """Bytes of a matrix of four rows of 256 weights."""
+def resident_bits(kind: GGMLType, activations: Activations) -> float:
+    """Bits of a weight in memory."""
+    tiled = TILED_TYPES.get(kind)
+    if activations == "int8" and tiled is not None:
+        return tiled.bits + (1 + tiled.offset) * 16 / 32  # an fp16 scale, and maybe an offset, for each 32
     form, block = form_of(kind, activations)
     matrix = PackedMatrix(form, block, ("x",), (4,), 256, {})
-    return resident_weights(WeightsPlan({("x",): (matrix,)}, nbytes=0), activations)
+    return 8 * resident_weights(WeightsPlan({("x",): (matrix,)}, nbytes=0), activations) / (4 * 256)
