@@ -14,6 +14,10 @@
 #include <math.h>
 #include <string.h>
 
+/* How far in front of what is multiplied memory is asked for: of 1 to 8 KiB the best by a hair on an EPYC 9005. What the
+ * hardware fetches by itself leaves a fifth of the speed. */
+enum { FETCHED_AHEAD = 4096 };
+
 static inline bytes load_codes(const uint8_t *p)
 {
     bytes codes;
@@ -79,6 +83,9 @@ __attribute__((always_inline)) static inline void multiply_rows(const rp_matrix 
         acc[r] = (floats){0};
     for (int32_t b = 0; b < blocks; b++) {
         bytes codes[8];
+        if (lane == 0)
+            for (int line = 0; line < (four_bits ? 4 : 8); line++)
+                __builtin_prefetch(packed + FETCHED_AHEAD + 64 * line);
         load_block(packed, codes, four_bits);
         const floats scale = load_f16(scales);
         const floats offset = offsets ? load_f16(shifts) + scale * (float)zero : (floats){0};
