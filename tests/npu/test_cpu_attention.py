@@ -277,9 +277,7 @@ def runtime() -> CpuAttention:
         ({"context_lens": np.array([17, 49], np.int32)}, "sequence 1 needs 4 blocks"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_refused(
-    runtime: CpuAttention, change: dict[str, Any], message: str
-) -> None:
+def test_a_batch_that_does_not_fit_is_refused(runtime: CpuAttention, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         runtime.begin_step(replace(GOOD, **change))
     runtime.begin_step(GOOD)  # nothing of the refused step stuck
