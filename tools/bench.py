@@ -7,7 +7,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import bench_attention, bench_books, bench_codec, bench_e2e, bench_gather, bench_latency, bench_prefix
+from . import (
+    bench_attention,
+    bench_books,
+    bench_codec,
+    bench_e2e,
+    bench_gather,
+    bench_growth,
+    bench_latency,
+    bench_prefix,
+)
 from .bench_kind import Kind
 from .command import Help, Parser, Subparsers, add_command
 
@@ -35,6 +44,7 @@ KINDS: tuple[Kind, ...] = (
     bench_books.SCHEDULE,
     bench_prefix.KIND,
     bench_e2e.KIND,
+    bench_growth.KIND,
     bench_latency.KIND,
 )
 
