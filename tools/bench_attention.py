@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from .bench_kind import Kind, Measured
+from .bench_kind import Kind, Measured, require_at_least
 from .command import Parser
 
 __all__ = ["KIND"]
@@ -26,13 +26,10 @@ def _measure(args: argparse.Namespace) -> Measured:
     Raises:
         UsageError: a number is not positive, or this machine does not run the isa.
     """
-    from hostcache.errors import UsageError
-
     from .bench_attention_run import isas, rows
     from .bench_torch import NO_TORCH, Torch
 
-    if args.times < 1:
-        raise UsageError(f"--times must be 1 or more, got {args.times}")
+    require_at_least(args, 1, "times")
     torch = Torch.load()
     return Measured(rows(args.times, isas(args.isa), torch), [] if torch else [NO_TORCH])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .bench_kind import Kind, Measured
+from .bench_kind import Kind, Measured, require_at_least
 from .command import Parser
 
 __all__ = ["CACHE", "SCHEDULE"]
@@ -32,15 +32,11 @@ def _measure(args: argparse.Namespace) -> Measured:
         UsageError: a number is not positive, or the peer is no checkout.
         MissingExtra: the peer lacks xxhash.
     """
-    from hostcache.errors import UsageError
-
     from . import bench_cache, bench_schedule
     from .bench_peer import NO_PEER, PEER, NanoVllm
     from .bench_rows import compare
 
-    for option in ("block_tokens", "rounds", "times", "context"):
-        if vars(args).get(option, 1) < 1:
-            raise UsageError(f"--{option.replace('_', '-')} must be 1 or more, got {getattr(args, option)}")
+    require_at_least(args, 1, "block_tokens", "rounds", "times", "context")
     peer = None if args.peer is None else NanoVllm.load(args.peer)
     if "context" in args:
         cases = bench_schedule.cases(peer, args.block_tokens, args.context)

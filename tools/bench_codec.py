@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from .bench_kind import Kind, Measured
+from .bench_kind import Kind, Measured, require_at_least
 from .command import Parser
 from .engine_options import add_model_option, add_threads_option
 
@@ -47,14 +47,11 @@ def _measure(args: argparse.Namespace) -> Measured:
         MissingExtra: what runs it is not installed.
         OSError: a file cannot be read.
     """
-    from hostcache.errors import UsageError
-
     from .bench_codec_run import quality_figures, scatter_rows, texts_of
     from .engine_options import model_path
 
-    for name, least in (("piece", 2), ("times", 1)):
-        if getattr(args, name) < least:
-            raise UsageError(f"--{name} must be {least} or more, got {getattr(args, name)}")
+    require_at_least(args, 2, "piece")
+    require_at_least(args, 1, "times")
     figures = quality_figures(
         model_path(args), texts_of(args.text), piece=args.piece, activations=args.activations, threads=args.threads
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from .bench_kind import Kind, Measured
+from .bench_kind import Kind, Measured, require_at_least
 from .command import Parser
 
 __all__ = ["KIND"]
@@ -25,12 +25,9 @@ def _measure(args: argparse.Namespace) -> Measured:
     Raises:
         UsageError: a number is not positive.
     """
-    from hostcache.errors import UsageError
-
     from .bench_gather_run import rows
 
-    if args.times < 1:
-        raise UsageError(f"--times must be 1 or more, got {args.times}")
+    require_at_least(args, 1, "times")
     return Measured(rows(args.times))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from .bench_kind import Kind, Measured
+from .bench_kind import Kind, Measured, require_at_least
 from .command import Parser
 from .engine_options import add_model_option, model_path
 
@@ -31,13 +31,9 @@ def _measure(args: argparse.Namespace) -> Measured:
     """
     from pathlib import Path
 
-    from hostcache.errors import UsageError
-
     from .bench_growth_run import rows
 
-    for option in ("threads", "times"):
-        if getattr(args, option) < 1:
-            raise UsageError(f"--{option} must be 1 or more, got {getattr(args, option)}")
+    require_at_least(args, 1, "threads", "times")
     return Measured(rows(Path(model_path(args)), args.threads, args.times))
 
 

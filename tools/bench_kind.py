@@ -12,7 +12,7 @@ from .command import Parser
 if TYPE_CHECKING:
     from .bench_rows import Figure, Row
 
-__all__ = ["Kind", "Measured"]
+__all__ = ["Kind", "Measured", "require_at_least"]
 
 
 @dataclass(frozen=True)
@@ -48,3 +48,22 @@ class Kind:
     measure: Callable[[argparse.Namespace], Measured]
     grows: bool = False
     run: Callable[[argparse.Namespace], int] | None = None
+
+
+def require_at_least(args: argparse.Namespace, least: int, *options: str) -> None:
+    """Refuse numbers that are too small.
+
+    Args:
+        args: as they were parsed; an option that it does not have is passed over.
+        least: what each must be.
+        options: as they are named in `args`.
+
+    Raises:
+        UsageError: one is less.
+    """
+    from hostcache.errors import UsageError
+
+    for option in options:
+        value = vars(args).get(option, least)
+        if value < least:
+            raise UsageError(f"--{option.replace('_', '-')} must be {least} or more, got {value}")

@@ -17,7 +17,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from .bench_kind import Kind, Measured
+from .bench_kind import Kind, Measured, require_at_least
 from .engine_options import add_model_option, model_path
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.clock == "cpu" and args.threads != 1:
         raise UsageError(f"--clock cpu adds up all threads' time: it takes --threads 1, not {args.threads}")
-    if args.rounds < 1:
-        raise UsageError(f"--rounds must be 1 or more, got {args.rounds}")
+    require_at_least(args, 1, "rounds")
     if args.plot is not None:
         require_charts(args.plot)
     rows = _measure(args)

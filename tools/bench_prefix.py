@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from .bench_kind import Kind, Measured
+from .bench_kind import Kind, Measured, require_at_least
 from .command import Parser
 from .engine_options import add_model_option, model_path
 
@@ -32,13 +32,9 @@ def _measure(args: argparse.Namespace) -> Measured:
     """
     from pathlib import Path
 
-    from hostcache.errors import UsageError
-
     from .bench_prefix_run import measure
 
-    for option in ("threads", "times"):
-        if getattr(args, option) < 1:
-            raise UsageError(f"--{option} must be 1 or more, got {getattr(args, option)}")
+    require_at_least(args, 1, "threads", "times")
     return measure(Path(model_path(args)), args.threads, args.times)
 
 
