@@ -175,9 +175,7 @@ class Decoder:
         buffers, binding = self._buffers, self._binding(len(tokens))
         m, d = len(tokens), self.config.head_dim
         buffers.residuals[0][:m] = self._embed(tokens)
-        angles = positions[:, None] * self._frequencies
-        buffers.cos[:m] = np.cos(angles) * self.config.rope.attention
-        buffers.sin[:m] = np.sin(angles) * self.config.rope.attention
+        self.config.rope.write_angles(positions, self._frequencies, buffers.cos, buffers.sin)
         q, k, v, attended = (b[:m].reshape(m, -1, d) for b in (buffers.q, buffers.k, buffers.v, buffers.attended))
         for layer in range(self.config.layers):
             binding.run(layer)

@@ -72,6 +72,25 @@ class Rope:
         slow = self._yarn_ramp(head_dim)
         return trained * (1 - slow) + slowed * slow
 
+    def write_angles(
+        self,
+        positions: NDArray[np.int32],
+        frequencies: NDArray[np.float64],
+        cos: NDArray[np.float32],
+        sin: NDArray[np.float32],
+    ) -> None:
+        """Write by what rows are turned, the factor of cos and sin included.
+
+        Args:
+            positions: int32 `[m]`.
+            frequencies: what `frequencies` returned: they are the same in every step.
+            cos: float32 `[at least m, head_dim / 2]`; its first m rows are overwritten.
+            sin: likewise.
+        """
+        m, angles = len(positions), positions[:, None] * frequencies
+        cos[:m] = np.cos(angles) * self.attention
+        sin[:m] = np.sin(angles) * self.attention
+
     def identity(self, head_dim: int) -> str:
         """Names the rotation: 16 hex digits, equal only where every angle and the factor of cos and sin are."""
         digest = hashlib.sha256(self.frequencies(head_dim).tobytes())

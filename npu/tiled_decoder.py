@@ -140,9 +140,7 @@ class TiledDecoder:
         check_step(self.config, self.max_rows, tokens, positions, logit_rows)
         runtime, rows, layers, m = self._runtime, self._rows, self._weights.layers, len(tokens)
         rows.residual[:m] = self._embed(tokens)
-        angles = positions[:, None] * self._frequencies
-        rows.cosine[:m] = np.cos(angles) * self.config.rope.attention
-        rows.sine[:m] = np.sin(angles) * self.config.rope.attention
+        self.config.rope.write_angles(positions, self._frequencies, rows.cosine, rows.sine)
         q, k, v, attended = (array[:m] for array in (rows.q, rows.k, rows.v, rows.attended))
         for number, layer in enumerate(layers):
             lib.rp_dense_before(
