@@ -19,13 +19,40 @@ from hostcache import (
     SwapSpace,
 )
 
-__all__ = ["HOME", "Bench", "chunks"]
+__all__ = ["HOME", "Bench", "Steps", "chunks"]
 
 HOME = Namespace("model")
 
 
-class Bench:
-    """A scheduler over blocks of four tokens; `step` pretends to compute and samples token 7.
+class Steps:
+    """Steps of a scheduler that pretend to compute and sample token 7, and look at all books after each."""
+
+    cache: PagedKVCache
+    prefix: Any  # a PrefixCache, or PrefixCaches
+    swap: SwapSpace | None
+    scheduler: Scheduler
+
+    def step(self, seconds: float | None = None) -> StepPlan:
+        plan = self.scheduler.schedule()
+        if plan.rows:
+            samples = len(plan.logit_rows)
+            self.scheduler.commit(plan, [7] * samples, [False] * samples, seconds=seconds)
+        self.cache.extents.check()
+        self.prefix.check()
+        if self.swap is not None:
+            self.swap.check()
+        return plan
+
+    def run(self) -> None:
+        for _ in range(1000):
+            if self.scheduler.idle:
+                return
+            self.step()
+        pytest.fail("1000 steps did not finish the work")
+
+
+class Bench(Steps):
+    """A scheduler over blocks of four tokens.
 
     Its clock stands still unless a test moves `now`.
     """
@@ -34,7 +61,7 @@ class Bench:
         geometry = KVGeometry(layers=1, kv_heads=1, head_dim=8, block_tokens=4)
         self.now = 0.0
         self.cache = PagedKVCache.create(geometry, blocks * geometry.block_bytes)
-        self.prefix = PrefixCache(self.cache.pool, clock=lambda: self.now)
+        self.prefix: PrefixCache = PrefixCache(self.cache.pool, clock=lambda: self.now)
         swap_bytes = swap_blocks * geometry.block_bytes
         self.swap = SwapSpace(swap_bytes, self.cache, clock=lambda: self.now) if swap_blocks else None
         config = SchedulerConfig(**{"context_length": 200, "max_rows": 32, "max_sequences": 8, **limits})
@@ -49,24 +76,6 @@ class Bench:
     def turn(self, source: int, destination: int, by: int) -> None:
         self.cache.copy_block(source, destination, self.cache.geometry.block_tokens)
         self.turns.append(by)
-
-    def step(self, seconds: float | None = None) -> StepPlan:
-        plan = self.scheduler.schedule()
-        if plan.rows:
-            samples = len(plan.logit_rows)
-            self.scheduler.commit(plan, [7] * samples, [False] * samples, seconds=seconds)
-        self.pool.check()
-        self.prefix.check()
-        if self.swap is not None:
-            self.swap.check()
-        return plan
-
-    def run(self) -> None:
-        for _ in range(1000):
-            if self.scheduler.idle:
-                return
-            self.step()
-        pytest.fail("1000 steps did not finish the work")
 
 
 def chunks(plan: StepPlan) -> list[tuple[int, int, int, bool]]:

@@ -16,7 +16,6 @@ from hostcache import (
     RequestState,
     Scheduler,
     SchedulerConfig,
-    StepPlan,
     SwapSpace,
 )
 from hostcache.codec import FP16, INT4, INT8, Codec
@@ -25,10 +24,10 @@ from hostcache.prefix_caches import PrefixCaches
 from hostcache.promises import Promises
 from hostcache.relief import Relief
 
-from .bench import HOME
+from .bench import HOME, Steps
 
 
-class Codecs:
+class Codecs(Steps):
     """A scheduler over extents of four units; blocks hold four tokens, so an extent 4, 8 or 16 of them."""
 
     def __init__(self, extents: int, swap_units: int = 0, leanest: Codec = INT4, **limits: Any) -> None:
@@ -36,7 +35,7 @@ class Codecs:
         unit = PagedKVCache.create(geometry, 1 << 20, leanest).unit_bytes
         self.cache = PagedKVCache.create(geometry, extents * leanest.blocks_per_extent * unit, leanest)
         self.extents = self.cache.extents
-        self.prefix = PrefixCaches(self.cache.pools)
+        self.prefix: PrefixCaches = PrefixCaches(self.cache.pools)
         self.swap = SwapSpace(swap_units * unit, self.cache) if swap_units else None
         config = SchedulerConfig(**{"context_length": 200, "max_rows": 64, "max_sequences": 8, **limits})
         self.turns: list[Codec] = []
@@ -50,23 +49,6 @@ class Codecs:
 
     def submit(self, length: int, codec: Codec, max_tokens: int = 50, start: int = 0, **terms: Any) -> Request:
         return self.scheduler.submit(np.arange(start, start + length), HOME, max_tokens, codec=codec, **terms)
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        if plan.rows:
-            self.scheduler.commit(plan, [7] * len(plan.logit_rows), [False] * len(plan.logit_rows))
-        self.extents.check()
-        self.prefix.check()
-        if self.swap is not None:
-            self.swap.check()
-        return plan
-
-    def run(self) -> None:
-        for _ in range(1000):
-            if self.scheduler.idle:
-                return
-            self.step()
-        pytest.fail("1000 steps did not finish the work")
 
 
 def test_a_plan_says_the_codec_of_each_sequence_and_row() -> None:
