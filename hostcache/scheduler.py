@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from numpy.typing import ArrayLike
 
+from .attention_work import AttentionWork
 from .block_cache import BlockCache
 from .deadlines import Deadlines
 from .errors import RockpageError, UsageError
@@ -44,6 +45,7 @@ class Scheduler:
         clock: seconds, from any beginning: all times here are its times.
         swap: where preempted requests may leave their KV; None: it is computed again.
         turn: turns the keys of a block by some positions, for requests that slide; None: there are none.
+        work: how much attention steps are for whoever computes them; None: no more than their rows look at.
 
     Attributes:
         config: as given.
@@ -73,8 +75,9 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         swap: SwapRoom | None = None,
         turn: TurnBlock | None = None,
+        work: AttentionWork | None = None,
     ) -> None:
-        self._state = SchedulerState.begin(cache, prefix, config, swap, turn)
+        self._state = SchedulerState.begin(cache, prefix, config, swap, turn, work=work)
         self.config = config
         self.stats = self._state.stats
         self.cost = self._state.cost
@@ -243,7 +246,7 @@ class Scheduler:
             raise UsageError(f"{len(plan.logit_rows)} tokens expected, got {len(tokens)} and {len(stops)} stops")
         self._land(plan)
         if seconds is not None:
-            self.cost.observe(plan.rows, plan.attended, seconds)
+            self.cost.observe(plan.rows, self.cost.work.of_step(plan), seconds)
         self.stats.steps += 1
         self.stats.computed_tokens += plan.rows
         self._lifecycle.advance(plan, tokens, stops)
