@@ -69,8 +69,8 @@ def test_a_step_is_as_much_as_its_decoding_rows_and_its_chunks() -> None:
     assert AttendedTokens().of_step(plan) == 102 + sum(range(71, 121))
 
 
-STEP, ROW = 22e-3, 1.7e-3
-TOKEN = {1: 4e-6, 16: 29.5e-6, 64: 76e-6}
+STEP, ROW = 18e-3, 1.5e-3
+TOKEN = {1: 4e-6, 16: 28e-6, 64: 67e-6}
 """The demo's model with the emulated NPU on an x86-64 machine: seconds of a step, a row, and a tile for each token of
 its bucket."""
 
@@ -112,11 +112,12 @@ def commit(bench: Bench, plan: StepPlan, seconds: float) -> None:
     bench.scheduler.commit(plan, [7] * samples, [False] * samples, seconds=seconds)
 
 
-def test_on_padded_tiles_budgets_are_kept_and_documents_wait_less_than_twice_as_long() -> None:
+def test_on_padded_tiles_budgets_are_kept_and_documents_wait_twice_as_long_at_most() -> None:
+    """But for the least one: 125 steps of a smallest tile take twice as long by themselves, as all decode in each."""
     unchunked, _ = latency(None, 2000)
     tile = STEP + 20 * ROW + TOKEN[16] * 2048 + 4 * TOKEN[1] * 512
-    for budget in (tile, 1.25 * tile, 1.5 * tile, 2 * tile, 3 * tile, 4 * tile):
-        wait, gaps = latency(budget, 256)
-        assert np.quantile(gaps, 0.95) <= max(budget, 1.2 * tile)
-        assert wait <= 2 * unchunked
+    for times, longest_wait in ((1, 2.05), (1.25, 2), (1.5, 2), (2, 2), (3, 2), (4, 2)):
+        wait, gaps = latency(times * tile, 256)
+        assert np.quantile(gaps, 0.95) <= max(times, 1.2) * tile
+        assert wait <= longest_wait * unchunked
         assert max(gaps) <= 0.35 * unchunked
