@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from numpy.typing import ArrayLike
 
+from .attention_work import AttentionWork
 from .block_cache import BlockCache
 from .codec import FP16, Codec
 from .deadlines import Deadlines
@@ -47,6 +48,7 @@ class Scheduler:
         swap: where preempted requests may leave their KV; None: it is computed again.
         turn: turns the keys of a block by some positions, for requests that slide; None: there are none. For a codec
             other than fp16 it is given that, too.
+        work: how much attention steps are for whoever computes them; None: no more than their rows look at.
 
     Attributes:
         config: as given.
@@ -76,8 +78,9 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         swap: SwapRoom | None = None,
         turn: TurnAnyBlock | None = None,
+        work: AttentionWork | None = None,
     ) -> None:
-        self._state = SchedulerState.begin(cache, prefix, config, swap, turn)
+        self._state = SchedulerState.begin(cache, prefix, config, swap, turn, work=work)
         self.config = config
         self.stats = self._state.stats
         self.cost = self._state.cost
@@ -249,7 +252,7 @@ class Scheduler:
             raise UsageError(f"{len(plan.logit_rows)} tokens expected, got {len(tokens)} and {len(stops)} stops")
         self._land(plan)
         if seconds is not None:
-            self.cost.observe(plan.rows, plan.attended, seconds)
+            self.cost.observe(plan.rows, self.cost.work.of_step(plan), seconds)
         self.stats.steps += 1
         self.stats.computed_tokens += plan.rows
         self._lifecycle.advance(plan, tokens, stops)

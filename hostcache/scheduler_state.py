@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from .attention_work import AttentionWork
 from .block_cache import BlockCache
 from .codec import Codec
 from .extents import ExtentPool
@@ -76,6 +77,8 @@ class SchedulerState:
         config: SchedulerConfig,
         swap: SwapRoom | None,
         turn: TurnAnyBlock | None,
+        *,
+        work: AttentionWork | None,
     ) -> SchedulerState:
         """Nobody waits and nobody runs."""
         accounts = ClientAccounts(config.client_weights)
@@ -86,7 +89,7 @@ class SchedulerState:
             swap=swap,
             turn=turn,
             stats=SchedulerStats(),
-            cost=StepCost(),
+            cost=StepCost(work),
             accounts=accounts,
             queue=WaitingQueue(accounts, config.ageing_seconds),
             running=RunningSet(prefix, config, cache.extents, cache.geometry.block_tokens),

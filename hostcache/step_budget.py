@@ -12,10 +12,9 @@ __all__ = ["TILE_ROWS", "StepBudget"]
 TILE_ROWS = 16
 """Rows that a prompt always gets, so that it makes progress; the smallest tile in which attention takes prompts."""
 
-HEADROOM = 0.8
-"""Share of the time that is given out; the rest is for what the cost model, a straight line, does not see. An NPU's
-attention is padded to buckets: a chunk that begins behind the edge of one costs up to a third more than it says (the
-demo's model on the emulated NPU)."""
+HEADROOM = 0.9
+"""Share of the time that is given out. The rest is for what the cost model, a straight line, does not see: how a tile's
+share of a step changes with its size, and how times vary on a machine that others use, too."""
 
 
 class StepBudget:
@@ -25,10 +24,10 @@ class StepBudget:
         config: limits.
         cost: what rows cost.
         decodes: rows that decode.
-        attended: tokens that those look at.
+        attended: how much those attend, see `StepCost.work`.
     """
 
-    def __init__(self, config: SchedulerConfig, cost: StepCost, decodes: int, attended: int) -> None:
+    def __init__(self, config: SchedulerConfig, cost: StepCost, decodes: int, attended: float) -> None:
         self._cost = cost
         self._chunk = config.prefill_chunk
         self._rows = config.max_rows - decodes
@@ -48,10 +47,10 @@ class StepBudget:
         left = self._left
         if left is None:
             return most
-        within = self._cost.rows_within(left, start) if self._cost.known else 0
+        within = self._cost.rows_within(left, start, most) if self._cost.known else 0
         if within < most:
             within -= within % TILE_ROWS  # what fills no tile would cost one
-        return min(most, max(within, TILE_ROWS if self._first else 0))
+        return max(within, min(most, TILE_ROWS) if self._first else 0)
 
     def spare(self, start: int, wanted: int) -> int:
         """Rows for what need not make progress in this step: as `grant`, but never beyond the budget."""
@@ -59,7 +58,7 @@ class StepBudget:
         left = self._left
         if left is None:
             return most
-        return max(0, min(most, self._cost.rows_within(left, start) if self._cost.known else 0))
+        return self._cost.rows_within(left, start, most) if self._cost.known else 0
 
     def spend(self, start: int, count: int) -> None:
         """The sequence computes `count` rows from `start` on."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from .attention_work import AttendedTokens, AttentionWork
+
 __all__ = ["StepCost"]
 
 FORGETTING = 0.98
@@ -14,11 +16,17 @@ DOUBT = 1e-3
 all of it, which overrates what a further row costs: the error that leaves running sequences in peace."""
 
 ATTENDED_UNIT = 256.0
-"""Attended tokens that are counted as one, so that the three coefficients are of like size."""
+"""Units of attention that are counted as one, so that the three coefficients are of like size."""
 
 
 class StepCost:
     """`seconds = step + row * rows + token * attended`, by least squares that forget, none of the three negative.
+
+    Args:
+        work: how much attention a step is, the unit of `attended`; None: as many tokens as its rows look at.
+
+    Attributes:
+        work: as given.
 
     Example:
         >>> from hostcache.step_cost import StepCost
@@ -27,11 +35,12 @@ class StepCost:
         ...     cost.observe(rows, attended, 0.005 + rows * 1e-3 + attended * 1e-6)
         >>> round(cost.seconds(40, 5000), 3)
         0.05
-        >>> cost.rows_within(0.1, start=0), cost.rows_within(0.1, start=40_000)
+        >>> cost.rows_within(0.1, start=0, most=1000), cost.rows_within(0.1, start=40_000, most=1000)
         (95, 2)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, work: AttentionWork | None = None) -> None:
+        self.work = work or AttendedTokens()
         self._moments = [[0.0] * 3 for _ in range(3)]  # of (1, rows, attended)
         self._targets = [0.0] * 3  # of those with the seconds
         self._solution: tuple[float, float, float] | None = None
@@ -41,8 +50,8 @@ class StepCost:
         """Whether any step was observed."""
         return self._moments[0][0] > 0
 
-    def observe(self, rows: int, attended: int, seconds: float) -> None:
-        """A step of so many rows, which looked at `attended` tokens in all, took `seconds`."""
+    def observe(self, rows: int, attended: float, seconds: float) -> None:
+        """A step of so many rows and so much attention took `seconds`."""
         if not (rows > 0 and 0 < seconds < math.inf):  # a clock that was set back
             return
         features = (1.0, float(rows), attended / ATTENDED_UNIT)
@@ -55,7 +64,7 @@ class StepCost:
             self._targets[i] = self._targets[i] * FORGETTING + left * seconds * weight
         self._solution = None
 
-    def seconds(self, rows: int, attended: int) -> float:
+    def seconds(self, rows: int, attended: float) -> float:
         """What such a step will take; 0 while nothing is known."""
         step, row, token = self._coefficients()
         return step + row * rows + token * attended / ATTENDED_UNIT
@@ -69,20 +78,12 @@ class StepCost:
             most: most tokens that a row looks at; None: all up to itself.
         """
         _, row, token = self._coefficients()
-        growing = count if most is None else min(max(most - start, 0), count)
-        attended = start * growing + growing * (growing + 1) / 2 + (most or 0) * (count - growing)
-        return row * count + token * attended / ATTENDED_UNIT
+        return row * count + token * self.work.of_chunk(start, count, most) / ATTENDED_UNIT
 
-    def rows_within(self, seconds: float, start: int) -> int:
-        """Most rows of one sequence, from position `start` on, whose cost stays within `seconds`."""
+    def rows_within(self, seconds: float, start: int, most: int) -> int:
+        """Most rows of one sequence, up to `most`, from position `start` on, whose cost stays within `seconds`."""
         _, row, token = self._coefficients()
-        if seconds <= 0:
-            return 0
-        # token / 2 * n**2 + (row + token * (start + 1/2)) * n = seconds, in the form that also takes token = 0
-        token /= ATTENDED_UNIT
-        linear = row + token * (start + 0.5)
-        root = linear + math.sqrt(linear**2 + 2 * token * seconds)
-        return int(2 * seconds / root * (1 + 1e-9)) if root else MANY
+        return self.work.rows_within(seconds, row, token / ATTENDED_UNIT, start, most) if seconds > 0 else 0
 
     def _coefficients(self) -> tuple[float, float, float]:
         if self._solution is None:
@@ -101,10 +102,6 @@ class StepCost:
                 return found.get(0, 0.0), found.get(1, 0.0), found.get(2, 0.0)
             del used[lowest]
         return 0.0, 0.0, 0.0
-
-
-MANY = 1 << 30
-"""Rows, when they cost nothing."""
 
 
 def _solve_linear(matrix: list[list[float]], right: list[float]) -> list[float]:

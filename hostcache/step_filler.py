@@ -79,9 +79,9 @@ class StepFiller:
             self._make_way(now)
         stuck = self._take_decodes(now)
         rows = self._running.decoding.rows(self.decodes) if self.decodes else None
-        attended = 0
+        attended = 0.0
         if rows is not None and self._config.step_seconds is not None:
-            attended = int(rows.context_lens.sum())
+            attended = self._cost.work.of_decodes(rows.context_lens)
         budget = StepBudget(self._config, self._cost, len(self.decodes), attended)
         for request in self._running.prefilling.copy():
             if request.state is RequestState.RUNNING and not self._take_chunk(request, budget, now):

@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hostcache.attention_work import AttentionWork
+
 __all__ = ["AttentionBatch", "AttentionRuntime"]
 
 
@@ -73,6 +75,8 @@ class AttentionRuntime(Protocol):
     name: str
     numerics: str
     """Names everything of the runtime that can change a bit of its results, and so of later layers' K and V."""
+    work: AttentionWork
+    """How much it computes for what it is asked."""
 
     def begin_step(self, batch: AttentionBatch) -> None:
         """Plan one step; the plan serves every layer.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hostcache.attention_work import AttendedTokens, AttentionWork
 from hostcache.block_layout import BlockLayout
 from hostcache.codec import Codec
 from hostcache.codec_pools import codecs_down_to
@@ -93,6 +94,7 @@ class CpuAttention:
         name: `"cpu"`.
         isa: what `"auto"` became.
         numerics: the name and the `isa`, whose sums differ in their last bits.
+        work: as many tokens as rows look at.
 
     Raises:
         UsageError: a geometry the kernel cannot compute, threads or an `isa` this machine cannot give, or windows that
@@ -108,6 +110,7 @@ class CpuAttention:
         check_geometry(geometry, heads)
         if not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads must be 1..{_MAX_THREADS}, got {threads}", threads=threads)
+        self.work: AttentionWork = AttendedTokens()
         self._layer_windows = check_windows(windows, geometry.layers)
         runtime = lib.rp_attention_open(threads, geometry.head_dim, isa.encode())
         if runtime == ffi.NULL:

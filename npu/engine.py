@@ -73,7 +73,9 @@ class Engine:
         self.runtime = parts.runtime
         self.pool_choice = parts.pool_choice
         self.prefix = PrefixCaches(self.cache.pools)
-        self.scheduler = Scheduler(self.cache, self.prefix, parts.config, swap=parts.swap, turn=parts.turn)
+        self.scheduler = Scheduler(
+            self.cache, self.prefix, parts.config, swap=parts.swap, turn=parts.turn, work=self.runtime.work
+        )
         try:
             self._kept = KeptState(self.cache, self.prefix, parts.prefix_folder)
         except BaseException:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hostcache.attention_work import PaddedTiles
 from hostcache.block_layout import BlockLayout
 from hostcache.codec import CODECS
 from hostcache.errors import DimensionTooLarge, UsageError
@@ -28,6 +29,11 @@ TILES = (16, 64)
 
 BATCHES = (1, 2, 4, 8, 16)
 """Sequences with one query row each that share a launch; a graph is compiled for each size."""
+
+
+STAGING_ROWS = 20
+"""Query rows whose arithmetic takes as long as staging their context does: between 14, on the emulated NPU (the demo's
+model), and 27, on an RK3588 by published figures (see `npu.cost_model.PUBLISHED`); three query heads to a KV head."""
 
 
 def capacity(bucket: int) -> int:
@@ -156,6 +162,7 @@ class LaunchPlanner:
         unit_bytes: bytes of a unit of the pool; None: those of an fp16 block.
 
     Attributes:
+        work: how much attention a step is, with what pads its launches.
         buffer_bytes: bytes a staging buffer needs: those of the largest launch over the largest bucket that is not a
             batch of several sequences.
 
@@ -192,6 +199,7 @@ class LaunchPlanner:
         self._buckets = buckets
         self._batches = tuple(batches)
         self._tiled = tiled
+        self.work = PaddedTiles((1, *TILES), buckets.sizes, CANARY_TOKENS, STAGING_ROWS)
         largest = self._layout(batch=1, tile=TILES[-1], tokens=buckets.largest)
         if max(largest.mask_shape) > MAX_DIMENSION:
             raise DimensionTooLarge(

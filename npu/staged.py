@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hostcache.attention_work import AttentionWork
 from hostcache.cache import PagedKVCache
 from hostcache.dma_heap import HeapRegion
 from hostcache.errors import DeviceError, RegionError, UsageError
@@ -89,6 +90,7 @@ class StagedAttention:
         name: the device's.
         numerics: the device's, the buckets, which are the lengths of its sums, and the host's, which may attend any
             launch.
+        work: how much attention a step is if the device attends all of it.
         cores: what happened on each core.
         placement: says what the device gets; without a host runtime, everything.
         log: what went where, and why.
@@ -158,6 +160,7 @@ class StagedAttention:
         self.name = self._device.name
         named = "-".join([self._device.numerics, *map(str, sizes.sizes)])
         self.numerics = named if host is None else f"{named}+{host.numerics}"
+        self.work: AttentionWork = self.launches.work
         self.cores = Cores(cores)
         self.placement: Placement = Everything() if host is None or placement is None else placement
         self._planner = StepPlanner(self.launches, sizes, self.placement, self.residency, host=host is not None)

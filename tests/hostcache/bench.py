@@ -18,6 +18,7 @@ from hostcache import (
     StepPlan,
     SwapSpace,
 )
+from hostcache.attention_work import AttentionWork
 
 __all__ = ["HOME", "Bench", "Steps", "chunks"]
 
@@ -57,7 +58,9 @@ class Bench(Steps):
     Its clock stands still unless a test moves `now`.
     """
 
-    def __init__(self, blocks: int = 16, swap_blocks: int = 0, **limits: Any) -> None:
+    def __init__(
+        self, blocks: int = 16, swap_blocks: int = 0, work: AttentionWork | None = None, **limits: Any
+    ) -> None:
         geometry = KVGeometry(layers=1, kv_heads=1, head_dim=8, block_tokens=4)
         self.now = 0.0
         self.cache = PagedKVCache.create(geometry, blocks * geometry.block_bytes)
@@ -67,7 +70,9 @@ class Bench(Steps):
         config = SchedulerConfig(**{"context_length": 200, "max_rows": 32, "max_sequences": 8, **limits})
         self.turns: list[int] = []  # positions, of each block
         clock = lambda: self.now  # noqa: E731 - one clock for both
-        self.scheduler = Scheduler(self.cache, self.prefix, config, clock=clock, swap=self.swap, turn=self.turn)
+        self.scheduler = Scheduler(
+            self.cache, self.prefix, config, clock=clock, swap=self.swap, turn=self.turn, work=work
+        )
         self.pool = self.cache.pool
 
     def submit(self, length: int, max_tokens: int = 50, start: int = 0, **terms: Any) -> Request:

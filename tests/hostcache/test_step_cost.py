@@ -41,7 +41,7 @@ def test_a_linear_cost_is_learnt() -> None:
 @given(st.floats(1e-4, 1), st.integers(0, 5000))
 def test_rows_within_a_time_are_as_many_as_it_holds(limit: float, start: int) -> None:
     cost = taught()
-    rows = cost.rows_within(limit, start)
+    rows = cost.rows_within(limit, start, 10**6)
     assert cost.chunk_seconds(start, rows) <= limit * (1 + 1e-6)
     assert cost.chunk_seconds(start, rows + 1) > limit * (1 - 1e-6)
 
@@ -69,7 +69,7 @@ def test_what_no_step_can_have_taken_is_not_learnt(rows: int, took: float) -> No
     cost = StepCost()
     cost.observe(rows, 5, took)
     assert not cost.known
-    assert (cost.seconds(5, 5), cost.rows_within(0.0, 0)) == (0.0, 0)
+    assert (cost.seconds(5, 5), cost.rows_within(0.0, 0, 9)) == (0.0, 0)
 
 
 def test_noise_never_makes_a_row_cost_less_than_nothing() -> None:
