@@ -149,9 +149,9 @@ def balance_keys(first_keys: Floats, keys: Callable[[int], Floats], queries: Cal
 
 
 def _shrunk(moments: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Moments that are surely those of a full rank; of nothing at all, the unit matrix."""
+    """Moments that are surely those of a full rank; of nothing at all, or of what are no numbers, the unit matrix."""
     mean = float(np.trace(moments)) / len(moments)
-    return moments + SHRINKAGE * mean * np.eye(len(moments)) if mean > 0 else np.eye(len(moments))
+    return moments + SHRINKAGE * mean * np.eye(len(moments)) if 0 < mean < math.inf else np.eye(len(moments))
 
 
 def _balancing(keys: NDArray[np.float64], queries: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -80,7 +80,7 @@ def load_key_balance(
     max_rows: int,
     cache_dir: str | os.PathLike[str] | None = None,
     windows: Sequence[int] = (),
-) -> KeyBalance:
+) -> KeyBalance | None:
     """A model's constants for int4, measured by a run over `TEXT` if they are not kept yet.
 
     Args:
@@ -90,6 +90,9 @@ def load_key_balance(
         max_rows: most tokens of one step.
         cache_dir: root of the weights cache; None: the user's. A file that cannot be written is named in the log.
         windows: of each layer, as for the attention runtime.
+
+    Returns:
+        None if the context, or what the tokenizer makes of the text, has but one token: nothing can be told from that.
     """
     key = f"1|{decoder.fingerprint}|{decoder.numerics}|{FIRST_TOKEN_WEIGHT}|{SHRINKAGE}|{SPAN}|{TEXT_TOKENS}|{TEXT}"
     root = default_cache_dir() if cache_dir is None else Path(cache_dir)
@@ -98,6 +101,8 @@ def load_key_balance(
     if kept is not None:
         return kept
     tokens = tokenizer.encode(TEXT)[: min(TEXT_TOKENS, config.context_length)]
+    if len(tokens) < 2:
+        return None
     keys, queries = _record(decoder, config, tokens, windows, min(_CHUNK, max_rows))
     span = min(SPAN, config.context_length)
     frequencies = config.rope.frequencies(config.head_dim)
@@ -110,7 +115,8 @@ def load_key_balance(
         ]
         return np.concatenate(moved)
 
-    balance = balance_keys(keys[:, 0], lambda layer: spread(keys[layer]), lambda layer: spread(queries[layer]))
+    with np.errstate(over="ignore", invalid="ignore"):  # a model of broken numbers says so when it answers
+        balance = balance_keys(keys[:, 0], lambda layer: spread(keys[layer]), lambda layer: spread(queries[layer]))
     _keep(path, balance)
     return balance
 

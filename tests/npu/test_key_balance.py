@@ -145,3 +145,40 @@ def test_constants_are_measured_once_and_a_damaged_file_is_not_believed(
             assert load() == first
         assert str(kept) in caplog.text
     assert decoder.steps == 4 * steps
+
+
+@pytest.mark.parametrize("broken", [np.inf, -np.inf, np.nan])
+def test_what_is_no_number_leaves_matrices_whole(broken: float) -> None:
+    """A head's moments are then unknown; those of the others are not."""
+    keys, queries = text_of(6)
+    sound = balance_keys(keys[:, 0], lambda layer: keys[layer, 1:], lambda layer: queries[layer, 1:])
+    queries[0, 5, 0, 3] = broken  # the first query head reads the first KV head
+    with np.errstate(invalid="ignore"):
+        hurt = balance_keys(keys[:, 0], lambda layer: keys[layer, 1:], lambda layer: queries[layer, 1:])
+    assert np.isfinite(hurt.key_matrices).all()
+    np.testing.assert_array_equal(hurt.key_matrices[0, 1], sound.key_matrices[0, 1])
+    np.testing.assert_array_equal(hurt.key_matrices[1], sound.key_matrices[1])
+
+
+@pytest.mark.parametrize(("context", "measured"), [(1, False), (2, True)])
+def test_one_token_tells_nothing(tmp_path: Path, context: int, measured: bool) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", TinyLlama(context_length=context))
+    with open_model(path) as source:
+        decoder = Decoder.load(source, cache_dir=tmp_path)
+        found = load_key_balance(decoder, decoder.config, tokenizer_of(source), max_rows=64, cache_dir=tmp_path)
+    assert (found is not None) == measured
+
+
+def test_broken_numbers_are_no_warning(tmp_path: Path) -> None:
+    """The suite raises on warnings: that of an infinite key would be numpy's, in a line of its own on stderr."""
+    path = write_tiny_llama(tmp_path / "tiny.gguf", TinyLlama(family="qwen2"))
+    with open_model(path) as source:
+        bias = source.tensors["blk.0.attn_k.bias"].offset
+    content = bytearray(path.read_bytes())
+    content[bias : bias + 4] = np.float32(np.inf).tobytes()
+    path.write_bytes(content)
+    with open_model(path) as source:
+        decoder = Decoder.load(source, cache_dir=tmp_path)
+        found = load_key_balance(decoder, decoder.config, tokenizer_of(source), max_rows=64, cache_dir=tmp_path)
+    assert found is not None
+    assert np.isfinite(found.key_matrices).all()
