@@ -128,7 +128,9 @@ def test_constants_are_measured_once_and_a_damaged_file_is_not_believed(
         tokenizer = tokenizer_of(source)
 
     def load() -> str:
-        return load_key_balance(decoder, decoder.decoder.config, tokenizer, max_rows=64, cache_dir=tmp_path).digest
+        found = load_key_balance(decoder, decoder.decoder.config, tokenizer, max_rows=64, cache_dir=tmp_path)
+        assert found is not None
+        return found.digest
 
     first, steps = load(), decoder.steps
     assert steps == 512 // 64
