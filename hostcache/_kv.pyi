@@ -19,6 +19,7 @@ class _Lib:
         k_stride: int,
         v: CData,
         v_stride: int,
+        feedback: CData,
     ) -> None: ...
     def rp_kv_misfit(
         self, slots: CData, codecs: CData, rows: int, block_tokens: int, spans: CData, units: int

@@ -30,34 +30,18 @@ static uint32_t peak_plain(const float *x, int32_t n)
     return peak;
 }
 
-/* To nearest even, at most `most` and at least -most. */
-static int32_t rounded_within(float value, float most)
-{
-    value = value > most ? most : value < -most ? -most : value;
-    return (int32_t)((value + 0x1.8p23f) - 0x1.8p23f); /* at 2^23 a float's last bit is 1 */
-}
-
 static void round_plain(const float *x, int32_t n, float factor, int8_t *rounded)
 {
     for (int32_t i = 0; i < n; i++)
-        rounded[i] = (int8_t)rounded_within(x[i] * factor, RP_TOP);
-}
-
-static uint8_t code_of(int8_t rounded)
-{
-    const int32_t magnitude = rounded < 0 ? -rounded : rounded;
-    int32_t code = 8;
-    for (int32_t i = 0; i < 7; i++)
-        code += magnitude > rp_int4_bounds[i];
-    return (uint8_t)(rounded < 0 ? 15 - code : code);
+        rounded[i] = (int8_t)rp_rounded_within(x[i] * factor, RP_TOP);
 }
 
 static int32_t misfit_plain(const float *x, int32_t n, float factor)
 {
     int32_t sum = 0;
     for (int32_t i = 0; i < n; i++) {
-        const int32_t level = rp_int4_levels[code_of((int8_t)rounded_within(x[i] * factor, RP_TOP))];
-        const int32_t error = rounded_within(x[i] * (16 * factor), RP_FINE_TOP) - 16 * level;
+        const int32_t level = rp_int4_levels[rp_int4_code(rp_rounded_within(x[i] * factor, RP_TOP))];
+        const int32_t error = rp_rounded_within(x[i] * (16 * factor), RP_FINE_TOP) - 16 * level;
         sum += error * error;
     }
     return sum;
@@ -66,7 +50,7 @@ static int32_t misfit_plain(const float *x, int32_t n, float factor)
 static void pack_plain(const int8_t *rounded, int32_t n, uint8_t *codes)
 {
     for (int32_t i = 0; i < n / 2; i++)
-        codes[i] = (uint8_t)(code_of(rounded[i]) | code_of(rounded[i + n / 2]) << 4);
+        codes[i] = (uint8_t)(rp_int4_code(rounded[i]) | rp_int4_code(rounded[i + n / 2]) << 4);
 }
 
 static void combine_plain(const float *x, const float *matrix, int32_t n, float *y)
@@ -74,8 +58,14 @@ static void combine_plain(const float *x, const float *matrix, int32_t n, float 
     rp_combine(x, matrix, n, y);
 }
 
+static void round_onward_plain(float *row, int32_t from, int32_t to, int32_t head_dim, float scale,
+                             const float *feedback, int8_t *rounded)
+{
+    rp_round_onward(row, from, to, head_dim, scale, feedback, rounded);
+}
+
 const rp_row_ops rp_plain_rows = {convert_plain, rp_rotate,  peak_plain,   round_plain,
-                                  misfit_plain,  pack_plain, combine_plain};
+                                  misfit_plain,  pack_plain, combine_plain, round_onward_plain};
 
 const rp_row_ops *rp_row_ops_named(const char *isa)
 {
@@ -125,8 +115,8 @@ static uint16_t scale_of(const rp_row_ops *ops, int32_t codec, const float *x, i
     return best;
 }
 
-void rp_encode_row(const rp_row_ops *ops, int32_t codec, const float *src, int32_t head_dim, uint8_t *codes,
-                   uint16_t *scales)
+void rp_encode_row(const rp_row_ops *ops, int32_t codec, const float *src, int32_t head_dim, const float *feedback,
+                   uint8_t *codes, uint16_t *scales)
 {
     const int32_t group = rp_codec_group(codec, head_dim);
     float row[RP_MOST_HEAD_DIM];
@@ -139,6 +129,8 @@ void rp_encode_row(const rp_row_ops *ops, int32_t codec, const float *src, int32
         *scales++ = scale;
         if (scale == 0 || scale == NO_SCALE) /* the levels are of no account */
             memset(rounded + start, 0, (size_t)group);
+        else if (codec == RP_INT4 && feedback)
+            ops->round_onward(row, start, start + group, head_dim, rp_f32_from_f16(scale), feedback, rounded);
         else /* by the scale as it is stored, so that its own rounding costs nothing */
             ops->round(row + start, group, 1.0f / rp_f32_from_f16(scale), rounded + start);
         if (codec == RP_INT4)

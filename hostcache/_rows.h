@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_codec.h"
+
 /* Beyond this, in sixteenths of a level's unit, an element counts as if it were there: the squares of 1024 such errors
  * add up to an int32. */
 #define RP_FINE_TOP 2944
@@ -24,6 +26,10 @@ typedef struct {
     void (*pack)(const int8_t *rounded, int32_t n, uint8_t *codes);
     /* y = x * matrix, [n][n], a row of it to each element of x in their order. */
     void (*combine)(const float *x, const float *matrix, int32_t n, float *y);
+    /* As `round` with 1 / scale, elements from..to - 1 of a row one after the other: each takes its error in int4, times
+     * its row of feedback, from the elements behind it. */
+    void (*round_onward)(float *row, int32_t from, int32_t to, int32_t head_dim, float scale, const float *feedback,
+                         int8_t *rounded);
 } rp_row_ops;
 
 extern const rp_row_ops rp_plain_rows, rp_avx2_rows, rp_neon_rows;
@@ -38,15 +44,51 @@ static inline __attribute__((always_inline)) void rp_combine(const float *restri
             y[j] += x[i] * matrix[j];
 }
 
+/* To nearest even, at most `most` and at least -most; NaN is `most`. */
+static inline int32_t rp_rounded_within(float value, float most)
+{
+    value = value < most ? value : most;
+    value = value > -most ? value : -most;
+    return (int32_t)((value + 0x1.8p23f) - 0x1.8p23f); /* at 2^23 a float's last bit is 1 */
+}
+
+/* The code of int4 for what was rounded to -127..127. */
+static inline uint8_t rp_int4_code(int32_t rounded)
+{
+    const int32_t magnitude = rounded < 0 ? -rounded : rounded;
+    int32_t code = 8;
+    for (int32_t i = 0; i < 7; i++)
+        code += magnitude > rp_int4_bounds[i];
+    return (uint8_t)(rounded < 0 ? 15 - code : code);
+}
+
+/* What `round_onward` does, for each instruction set to compile. */
+static inline __attribute__((always_inline)) void rp_round_onward(float *restrict row, int32_t from, int32_t to,
+                                                                  int32_t head_dim, float scale,
+                                                                  const float *restrict feedback,
+                                                                  int8_t *restrict rounded)
+{
+    const float factor = 1.0f / scale;
+    for (int32_t i = from; i < to; i++) {
+        rounded[i] = (int8_t)rp_rounded_within(row[i] * factor, RP_TOP);
+        const float error = row[i] - scale * (float)rp_int4_levels[rp_int4_code(rounded[i])];
+        const float *weights = feedback + (int64_t)i * head_dim;
+        for (int32_t j = i / 8 * 8; j < head_dim; j++) /* whole vectors: weights up to i are 0 */
+            row[j] -= error * weights[j];
+    }
+}
+
 /* By name: "plain", "avx2", "neon", or "auto" for the best one here. NULL where this machine cannot run it. */
 const rp_row_ops *rp_row_ops_named(const char *isa);
 
 /* Quantise a row.
  *
- * codes   head_dim bytes for int8, half of them for int4
- * scales  fp16, one a group. A group that holds NaN or infinity, or is beyond every scale, has scale NaN and codes 0:
- *         it is NaN to whoever reads it, and its token's neighbours are what they are. */
-void rp_encode_row(const rp_row_ops *ops, int32_t codec, const float *src, int32_t head_dim, uint8_t *codes,
-                   uint16_t *scales);
+ * feedback  [head_dim][head_dim], of int4 alone: how much of an element's error, in the rotated row, is taken from each
+ *           of those behind it, which are quantised later; 0 up to the element itself. NULL: nothing
+ * codes     head_dim bytes for int8, half of them for int4
+ * scales    fp16, one a group. A group that holds NaN or infinity, or is beyond every scale, has scale NaN and codes 0:
+ *           it is NaN to whoever reads it, and its token's neighbours are what they are. */
+void rp_encode_row(const rp_row_ops *ops, int32_t codec, const float *src, int32_t head_dim, const float *feedback,
+                   uint8_t *codes, uint16_t *scales);
 
 #endif

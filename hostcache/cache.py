@@ -145,6 +145,8 @@ class PagedKVCache:
         keys: NDArray[np.float32],
         values: NDArray[np.float32],
         codecs: NDArray[np.uint8] | None = None,
+        *,
+        feedback: NDArray[np.float32] | None = None,
     ) -> None:
         """Scatter one layer's keys and values into their slots, each as its codec has it.
 
@@ -157,6 +159,8 @@ class PagedKVCache:
             keys: float32 `[rows, kv_heads, head_dim]`, C-contiguous, rotated by position.
             values: float32 `[rows, kv_heads, head_dim]`, C-contiguous.
             codecs: uint8 `[rows]`, `Codec.code` of each row's table; None: all are fp16.
+            feedback: float32 `[kv_heads, head_dim, head_dim]`, of int4 keys: how much of an element's error, in the
+                rotated row, is taken from each element behind it, which is rounded later. Zero but above the diagonal.
 
         Raises:
             UsageError: a shape, a dtype, the layer, a slot or a codec does not fit; nothing was written.
@@ -172,6 +176,10 @@ class PagedKVCache:
         if codecs is not None:
             _check_array("codecs", codecs, (rows,), np.uint8)
             c_codecs = ffi.from_buffer("uint8_t[]", codecs)
+        c_feedback = ffi.NULL
+        if feedback is not None:
+            _check_array("feedback", feedback, (*expected[1:], geometry.head_dim), np.float32)
+            c_feedback = ffi.from_buffer("float[]", feedback)
         row = lib.rp_kv_misfit(c_slots, c_codecs, rows, geometry.block_tokens, self._c_spans, self.units)
         if row >= 0 or (rows and not 0 <= layer < geometry.layers):
             slot, code = int(slots[row]), 0 if codecs is None else int(codecs[row])
@@ -198,6 +206,7 @@ class PagedKVCache:
             geometry.kv_heads * geometry.head_dim,
             ffi.from_buffer("float[]", values),
             geometry.kv_heads * geometry.head_dim,
+            c_feedback,
         )
 
     def copy_block(self, source: int, destination: int, tokens: int, codec: Codec = FP16) -> None:

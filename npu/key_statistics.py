@@ -17,7 +17,7 @@ from hostcache.whole_file import replace_file
 from .attention import AttentionBatch
 from .cpu import CpuAttention
 from .decoder import DenseModel, Floats
-from .key_balance import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyBalance, balance_keys
+from .key_balance import FIRST_TOKEN_WEIGHT, KEY_SHRINKAGE, QUERY_SHRINKAGE, KeyBalance, balance_keys
 from .model import ModelConfig
 from .rerotation import turned
 from .tokenizer import Tokenizer
@@ -94,7 +94,8 @@ def load_key_balance(
     Returns:
         None if the context, or what the tokenizer makes of the text, has but one token: nothing can be told from that.
     """
-    key = f"1|{decoder.fingerprint}|{decoder.numerics}|{FIRST_TOKEN_WEIGHT}|{SHRINKAGE}|{SPAN}|{TEXT_TOKENS}|{TEXT}"
+    numbers = f"{FIRST_TOKEN_WEIGHT}|{KEY_SHRINKAGE}|{QUERY_SHRINKAGE}|{SPAN}|{TEXT_TOKENS}"
+    key = f"2|{decoder.fingerprint}|{decoder.numerics}|{numbers}|{TEXT}"
     root = default_cache_dir() if cache_dir is None else Path(cache_dir)
     path = root / "keys" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.bin"
     kept = _kept(path, (config.layers, config.geometry.kv_heads, config.head_dim))

@@ -75,7 +75,8 @@ class ModelRunner:
             deliver_signals()  # here a step can be given up
             if balance is not None and codecs is not None:
                 keys, q = balance.keys(layer, codecs, keys), balance.queries(layer, codecs, q)
-            self._cache.write(layer, plan.slots, keys, values, codecs)
+            feedback = None if balance is None else balance.feedback[layer]
+            self._cache.write(layer, plan.slots, keys, values, codecs, feedback=feedback)
             self._runtime.attend(layer, q, out)
 
         try:

@@ -98,6 +98,10 @@ class Rerotation:
             stored, values = (part.astype(np.float32) for part in cache.read(layer, [destination], tokens, codec))
             keys = stored if balance is None else balance.restored(layer, stored)
             keys = turned(keys, by * self._frequencies, interleaved=self._interleaved)
-            cache.write(layer, slots, keys if balance is None else balance.keys(layer, codes, keys), values, codes)
+            if balance is None:
+                cache.write(layer, slots, keys, values, codes)
+            else:
+                keys = balance.keys(layer, codes, keys)
+                cache.write(layer, slots, keys, values, codes, feedback=balance.feedback[layer])
         after = cache.view(destination, codec).reshape(geometry.layers, 2, layout.kv_bytes)
         content.reshape(geometry.layers, 2, layout.kv_bytes)[:, 0] = after[:, 0]

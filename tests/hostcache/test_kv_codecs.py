@@ -50,12 +50,18 @@ def opened(codec: Codec, head_dim: int, *, layers: int = 1, kv_heads: int = 1, e
     return cache
 
 
-def put(cache: PagedKVCache, codec: Codec, keys: NDArray[np.float32], values: NDArray[np.float32]) -> list[int]:
+def put(
+    cache: PagedKVCache,
+    codec: Codec,
+    keys: NDArray[np.float32],
+    values: NDArray[np.float32],
+    feedback: NDArray[np.float32] | None = None,
+) -> list[int]:
     """Write rows of one layer to a new table; its blocks."""
     table = cache.table(codec)
     table.append(len(keys))
     codes = np.full(len(keys), codec.code, np.uint8)
-    cache.write(0, table.slots(0, len(keys)), keys, values, codes)
+    cache.write(0, table.slots(0, len(keys)), keys, values, codes, feedback=feedback)
     return list(table.blocks)
 
 
@@ -126,6 +132,43 @@ def test_int4_takes_the_scale_with_the_least_error(head_dim: int) -> None:
     assert (error <= 1.1 * least).all()
 
 
+@pytest.mark.usefixtures("isa")
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(head_dim=HEAD_DIMS, seed=st.integers(0, 1 << 30))
+def test_errors_of_int4_keys_are_taken_from_the_elements_behind_them(head_dim: int, seed: int) -> None:
+    """Each code is the nearest to what the codes before it have left, whatever lies on and below the diagonal."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((2, 16, 1, head_dim)).astype(np.float32)
+    feedback = (0.5 * rng.standard_normal((1, head_dim, head_dim)) / np.sqrt(head_dim)).astype(np.float32)
+    cache, plain = opened(INT4, head_dim), opened(INT4, head_dim)
+    levels, scales = stored(cache, INT4, put(cache, INT4, x[0], x[1], feedback)[0])
+    unfed = stored(plain, INT4, put(plain, INT4, x[0], x[1])[0])
+    np.testing.assert_array_equal(levels[1], unfed[0][1])  # values have none
+    np.testing.assert_array_equal(scales[1], unfed[1][1])
+    left = x[0, :, 0].astype(np.float64) @ hadamard(head_dim, INT4.rotation(head_dim))
+    scales = np.repeat(scales[0], cache.layout(INT4).group, axis=1)
+    for i in range(head_dim):
+        wanted = (left[:, i] / scales[:, i]).clip(-127, 127)
+        nearest = np.abs(wanted[:, None] - LEVELS).min(axis=1)
+        assert (np.abs(levels[0, :, i] - wanted) - nearest).max() <= 1 + 1e-2  # rounded to a whole number on the way
+        error = left[:, i] - scales[:, i] * levels[0, :, i]
+        left[:, i + 1 :] -= error[:, None] * feedback[0, i, i + 1 :]
+
+
+@pytest.mark.parametrize("head_dim", [10, 64])
+def test_int8_and_fp16_keys_have_no_feedback(head_dim: int) -> None:
+    x = np.random.default_rng(1).standard_normal((2, 16, 1, head_dim)).astype(np.float32)
+    for codec in (INT8, FP16):
+        images = []
+        for feedback in (None, np.ones((1, head_dim, head_dim), np.float32)):
+            cache = opened(codec, head_dim)
+            put(cache, codec, x[0], x[1], feedback)
+            images.append(cache.buffer.tobytes())
+        assert images[0] == images[1]
+    with pytest.raises(UsageError, match=r"feedback must be contiguous float32 \(1, "):
+        put(cache, FP16, x[0], x[1], np.ones((1, 2, 2), np.float32))
+
+
 @SCALED
 @pytest.mark.usefixtures("isa")
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,11 +211,12 @@ def test_vector_paths_give_the_bits_of_the_plain_path(codec: Codec, isa: str, he
     )
     spread = rng.random((2, rows, 1, head_dim)) < 0.02
     x[spread] = rng.choice(special, spread.sum())
+    feedback = (rng.standard_normal((1, head_dim, head_dim)) / head_dim).astype(np.float32)
     images = []
     for path in ("plain", isa):
         assert lib.rp_kv_use_isa(path.encode()) == 0
         cache = opened(codec, head_dim, extents=12)
-        blocks = put(cache, codec, x[0], x[1])
+        blocks = put(cache, codec, x[0], x[1], feedback)
         images.append((cache.buffer.tobytes(), *(part.tobytes() for part in cache.read(0, blocks, rows, codec))))
     lib.rp_kv_use_isa(b"auto")
     assert images[0] == images[1]

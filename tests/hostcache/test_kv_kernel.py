@@ -49,6 +49,7 @@ def write(  # as the cache calls it: K and V rows lie `stride` floats apart in o
         stride,
         base + v_start,
         stride,
+        ffi.NULL,
     )
 
 

@@ -26,8 +26,14 @@ CODEC_FAULTS = [
         "hostcache/test_kv_codecs.py",
         ("what is beyond every scale has one", "return scale < 0x7c00u ? scale : NO_SCALE;", "return scale;"),
         ("the scale that misfits most is taken", "if (misfit < least) {", "if (misfit > least || i == 0) {"),
-        ("levels are cut off", "codes[i] = (uint8_t)(code_of(rounded[i])", "codes[i] = (uint8_t)(7 & code_of(rounded[i])"),
+        ("levels are cut off", "codes[i] = (uint8_t)(rp_int4_code(rounded[i])", "codes[i] = (uint8_t)(7 & rp_int4_code(rounded[i])"),
+    ),
+    *group(
+        "hostcache/_rows.h",
+        "hostcache/test_kv_codecs.py",
         ("negative levels are those of positive ones", "rounded < 0 ? 15 - code : code", "code"),
+        ("errors are not taken from anything", "row[j] -= error * weights[j];", "row[j] -= 0 * error * weights[j];"),
+        ("all elements have the feedback of the first", "feedback + (int64_t)i * head_dim", "feedback"),
     ),
     *group(
         "hostcache/_rows_avx2.c",
@@ -53,7 +59,9 @@ CODEC_FAULTS = [
     *group(
         "npu/key_balance.py",
         "npu/test_key_balance.py",
-        ("queries are not transposed", "np.linalg.inv(matrix).T", "np.linalg.inv(matrix)"),
+        ("queries are not transposed", "= inverse.T", "= inverse"),
+        ("feedback is that of rows before they are rotated", "met = rotation @ inverse", "met = inverse"),
+        ("elements that matter little are rotated among themselves", "vectors[:, spread]", "vectors"),
         ("keys come back without what they have in common", "(back + self.offsets[layer])", "back"),
         ("the first token does not count", "key_moments += FIRST_TOKEN_WEIGHT * np.outer(away, away)", "pass"),
     ),
@@ -67,12 +75,18 @@ CODEC_FAULTS = [
         "npu/model_runner.py",
         "npu/test_kv_engine.py",
         ("all codecs share KV", "|kv={form}", ""),
+        ("errors of keys are not made up for", "None if balance is None else balance.feedback[layer]", "None"),
         ("queries are not those for the keys that are stored", "keys, q = balance.keys(layer, codecs, keys), balance.queries(layer, codecs, q)", "keys = balance.keys(layer, codecs, keys)"),
     ),
     *group(
         "npu/stream_intake.py",
         "npu/test_kv_engine.py",
         ("every request is stored as the engine's are", "return self._codec if kv is None else codec_named(kv)", "return self._codec"),
+    ),
+    *group(
+        "hostcache/_kv.c",
+        "hostcache/test_kv_codecs.py",
+        ("values have the feedback of keys", "write_token(codec, value, NULL,", "write_token(codec, value, of_head,"),
     ),
     *group(
         "npu/rerotation.py",

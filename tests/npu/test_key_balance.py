@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from hostcache._kv import lib
+from hostcache.cache import PagedKVCache
+from hostcache.codec import INT4
+from hostcache.geometry import KVGeometry
 from npu.decoder import Decoder, Floats
-from npu.key_balance import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyBalance, balance_keys
+from npu.key_balance import FIRST_TOKEN_WEIGHT, KEY_SHRINKAGE, QUERY_SHRINKAGE, KeyBalance, balance_keys
 from npu.key_statistics import load_key_balance
 from npu.source import open_model
 from npu.text import tokenizer_of
@@ -76,9 +80,12 @@ def test_keys_come_back(balance: KeyBalance) -> None:
     np.testing.assert_allclose(back, keys[1], rtol=0, atol=1e-4 * np.abs(keys[1]).max())
 
 
-def test_moments_of_stored_keys_and_of_queries_are_the_same_diagonal(balance: KeyBalance) -> None:
-    """What makes the error least; moments as the text of the constants has them, drawn to the unit matrix."""
+def test_stored_keys_are_white_and_errors_are_made_up_for_as_queries_have_it(balance: KeyBalance) -> None:
+    """Moments as the text of the constants has them, drawn to the unit matrix. For an error e of a rotated element i,
+    those behind it keep the error of scores, `d^T M d`, least where they change by `-e M_rr^-1 M_ri`."""
     keys, queries = text_of(1)
+    eighth = np.array([[(-1.0) ** (i & j).bit_count() for j in range(8)] for i in range(8)]) / np.sqrt(8)
+    rotation = np.kron(np.eye(DIM // 8), eighth)  # 8 is the largest power of two in 24
     for layer in range(LAYERS):
         for head in range(KV_HEADS):
             shift = balance.offsets[layer, head].astype(np.float64)
@@ -88,13 +95,42 @@ def test_moments_of_stored_keys_and_of_queries_are_the_same_diagonal(balance: Ke
             of_keys += FIRST_TOKEN_WEIGHT * np.outer(first, first)
             asked = queries[layer, 1:].reshape(-1, KV_HEADS, HEADS // KV_HEADS, DIM)[:, head].reshape(-1, DIM)
             of_queries = asked.T.astype(np.float64) @ asked / len(asked)
-            of_keys += SHRINKAGE * np.trace(of_keys) / DIM * np.eye(DIM)
-            of_queries += SHRINKAGE * np.trace(of_queries) / DIM * np.eye(DIM)
+            of_keys += KEY_SHRINKAGE * np.trace(of_keys) / DIM * np.eye(DIM)
+            of_queries += QUERY_SHRINKAGE * np.trace(of_queries) / DIM * np.eye(DIM)
             inverse = np.linalg.inv(matrix)
             stored, met = matrix.T @ of_keys @ matrix, inverse @ of_queries @ inverse.T
-            tolerance = 1e-4 * stored.max()
-            np.testing.assert_allclose(stored, np.diag(np.diag(stored)), rtol=0, atol=tolerance)
-            np.testing.assert_allclose(met, stored, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(stored, np.eye(DIM), rtol=0, atol=1e-4)
+            np.testing.assert_allclose(met, np.diag(np.diag(met)), rtol=0, atol=1e-4 * met.max())
+            moments, feedback = rotation @ met @ rotation, balance.feedback[layer, head]
+            assert not np.tril(feedback).any()
+            for i in range(DIM - 1):
+                best = np.linalg.solve(moments[i + 1 :, i + 1 :], moments[i + 1 :, i])
+                np.testing.assert_allclose(feedback[i, i + 1 :], -best, rtol=0, atol=1e-3)
+
+
+def test_feedback_keeps_errors_from_scores(balance: KeyBalance) -> None:
+    """Without it an element's error counts as much as the mean of the moments of queries, which are diagonal in what is
+    stored; with it as much as their geometric mean, but for what shrinkage takes of that. The constants' own text."""
+    keys, queries = (np.ascontiguousarray(part[:, 1:]) for part in text_of(1))
+    count = keys.shape[1]
+    codes = np.full(count, INT4.code, np.uint8)
+    stored = balance.keys(0, codes, keys[0])
+    asked = balance.queries(0, codes, queries[0]).reshape(count, KV_HEADS, -1, DIM).swapaxes(0, 1).astype(np.float64)
+    geometry = KVGeometry(layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM)
+    errors = []
+    for feedback in (None, balance.feedback[0]):
+        with closing(PagedKVCache.create(geometry, 32 * geometry.block_bytes, INT4)) as cache:
+            table = cache.table(INT4)
+            table.append(count)
+            cache.write(0, table.slots(0, count), stored, stored, codes, feedback=feedback)
+            read = cache.read(0, table.blocks, count, INT4)[0].astype(np.float64)
+        scores = np.einsum("hqgd,thd->hqgt", asked, read - stored)
+        errors.append((scores**2).mean(axis=(1, 2, 3)))
+    moments = (asked**2).mean(axis=(1, 2))
+    least = np.exp(np.log(moments).mean(axis=1)) / moments.mean(axis=1)
+    gain = errors[1] / errors[0]
+    assert (least < gain).all()
+    assert (gain < 2 * least).all()
 
 
 def test_a_head_that_says_nothing_is_stored_as_it_is() -> None:
@@ -158,6 +194,7 @@ def test_what_is_no_number_leaves_matrices_whole(broken: float) -> None:
     with np.errstate(invalid="ignore"):
         hurt = balance_keys(keys[:, 0], lambda layer: keys[layer, 1:], lambda layer: queries[layer, 1:])
     assert np.isfinite(hurt.key_matrices).all()
+    assert np.isfinite(hurt.feedback).all()
     np.testing.assert_array_equal(hurt.key_matrices[0, 1], sound.key_matrices[0, 1])
     np.testing.assert_array_equal(hurt.key_matrices[1], sound.key_matrices[1])
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hostcache.codec import CODECS, FP16, INT8, Codec
+from hostcache.codec import CODECS, FP16, INT4, INT8, Codec
 from hostcache.errors import UsageError
+from hostcache.namespace import Namespace
 from hostcache.request import Request
 from hostcache.window import AttentionWindow
 from npu.engine import Engine
+from npu.loading import load_parts
+from npu.model_runner import ModelRunner
 from npu.sampler import SamplingParams
+from npu.score import forced_logits
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 
 LAYERS, ANSWER = 3, 20
@@ -80,6 +86,29 @@ def test_codecs_do_differ(alone: dict[str, Outcome]) -> None:
     largest = np.abs(exact).max()
     assert 0 < np.abs(int8 - exact).max() < 0.02 * largest
     assert np.abs(int8 - exact).max() < np.abs(int4 - exact).max() < 0.25 * largest
+
+
+def test_errors_of_int4_keys_are_made_up_for_in_every_layer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = load_parts(model, kv="int4", pool_bytes=4 << 20, cache_dir=model.parent)
+    with closing(parts):
+        write, told = parts.cache.write, []
+
+        def spy(layer: int, *rows: Any, feedback: NDArray[np.float32] | None = None) -> None:
+            told.append((layer, feedback))
+            write(layer, *rows, feedback=feedback)
+
+        monkeypatch.setattr(parts.cache, "write", spy)
+        runner = ModelRunner(parts.decoder, parts.cache, parts.runtime, parts.balance)
+        ids = np.array(PROMPT[:9], np.int32)
+        for codec in (INT4, INT8):
+            own = Namespace(runner.numerics(codec))
+            list(forced_logits(ids, own, parts.cache, parts.config, runner.compute, codec=codec))
+        assert parts.balance is not None
+        assert [layer for layer, _ in told] == 2 * list(range(LAYERS))
+        for layer, feedback in told[:LAYERS]:
+            assert feedback is not None
+            np.testing.assert_array_equal(feedback, parts.balance.feedback[layer])
+        assert [feedback for _, feedback in told[LAYERS:]] == [None] * LAYERS
 
 
 @SCALED

@@ -176,6 +176,7 @@ def balance_of(seed: int) -> KeyBalance:
         rng.standard_normal(shape).astype(np.float32),
         mix.astype(np.float32),
         np.linalg.inv(mix).swapaxes(2, 3).astype(np.float32),
+        np.triu(0.1 * rng.standard_normal((*shape, shape[2])), 1).astype(np.float32),
     )
 
 
