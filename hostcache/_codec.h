@@ -40,20 +40,33 @@ static inline int32_t rp_codec_rotation(int32_t codec, int32_t head_dim)
     return codec == RP_FP16 ? 1 : head_dim & -head_dim;
 }
 
-/* Multiply each run of `piece` elements (a power of two) by the normalised Walsh-Hadamard matrix, which is its own
- * inverse. `n` is a multiple of `piece`. Sums in a fixed tree, so that every vector width gives the same bits. */
-static inline void rp_rotate(float *x, int32_t n, int32_t piece)
+/* Sums and differences of elements that are `from`, 2 * from, .. and at last to / 2 apart (powers of two): one part of
+ * what multiplies runs of `to` elements by the Walsh-Hadamard matrix. `n` is a multiple of `to`. */
+static inline void rp_mix(float *x, int32_t n, int32_t from, int32_t to)
 {
-    if (piece == 1)
-        return;
-    for (int32_t half = 1; half < piece; half *= 2)
+    for (int32_t half = from; half < to; half *= 2)
         for (int32_t start = 0; start < n; start += 2 * half)
             for (int32_t i = start; i < start + half; i++) {
                 const float low = x[i], high = x[i + half];
                 x[i] = low + high;
                 x[i + half] = low - high;
             }
-    const float norm = 1.0f / __builtin_sqrtf((float)piece);
+}
+
+/* What makes the Walsh-Hadamard matrix of so many rows its own inverse. */
+static inline float rp_norm(int32_t piece)
+{
+    return 1.0f / __builtin_sqrtf((float)piece);
+}
+
+/* Multiply each run of `piece` elements (a power of two) by the normalised Walsh-Hadamard matrix. `n` is a multiple of
+ * `piece`. Sums in a fixed tree, so that every vector width gives the same bits. */
+static inline void rp_rotate(float *x, int32_t n, int32_t piece)
+{
+    if (piece == 1)
+        return;
+    rp_mix(x, n, 1, piece);
+    const float norm = rp_norm(piece);
     for (int32_t i = 0; i < n; i++)
         x[i] *= norm;
 }
@@ -74,41 +87,37 @@ static inline void rp_unpack(int32_t codec, const uint8_t *codes, int32_t head_d
         }
 }
 
-/* One token of a row of a block, in float32, scaled but not yet rotated back.
- *
- * row  the row's first byte: block_tokens tokens' codes, then their scales */
-static inline void rp_scale_token(int32_t codec, const uint8_t *row, int32_t token, int32_t block_tokens,
-                                  int32_t head_dim, float *x)
+/* Elements that are rotated together and share a scale: levels of so many may be mixed before they are scaled, as
+ * integers of at most RP_TOP times as much. */
+static inline int32_t rp_codec_inner(int32_t codec, int32_t head_dim)
 {
-    if (codec == RP_FP16) {
-        uint16_t half;
-        for (int32_t i = 0; i < head_dim; i++) {
-            memcpy(&half, row + 2 * ((int64_t)token * head_dim + i), sizeof half);
-            x[i] = rp_f32_from_f16(half);
-        }
-        return;
-    }
-    int8_t levels[RP_MOST_HEAD_DIM];
-    const int32_t group = rp_codec_group(codec, head_dim), groups = head_dim / group;
-    const int64_t token_bytes = codec == RP_INT8 ? head_dim : head_dim / 2;
-    const uint8_t *scales = row + block_tokens * token_bytes + (int64_t)token * groups * 2;
-
-    rp_unpack(codec, row + token * token_bytes, head_dim, levels);
-    for (int32_t g = 0; g < groups; g++) {
-        uint16_t half;
-        memcpy(&half, scales + 2 * g, sizeof half);
-        const float scale = rp_f32_from_f16(half);
-        for (int32_t i = g * group; i < (g + 1) * group; i++)
-            x[i] = scale * levels[i];
-    }
+    const int32_t group = rp_codec_group(codec, head_dim), piece = rp_codec_rotation(codec, head_dim);
+    return piece < group ? piece : group;
 }
 
-/* The same, rotated back; whoever wants fp16 rounds it. */
-static inline void rp_decode_token(int32_t codec, const uint8_t *row, int32_t token, int32_t block_tokens,
-                                   int32_t head_dim, float *x)
+/* One token of a row of int8 or int4 in float32, rotated back; whoever wants fp16 rounds it.
+ *
+ * codes   the token's
+ * scales  fp16, its own */
+static inline void rp_decode_token(int32_t codec, const uint8_t *codes, const uint8_t *scales, int32_t head_dim,
+                                   float *x)
 {
-    rp_scale_token(codec, row, token, block_tokens, head_dim, x);
-    rp_rotate(x, head_dim, rp_codec_rotation(codec, head_dim));
+    int8_t levels[RP_MOST_HEAD_DIM];
+    const int32_t group = rp_codec_group(codec, head_dim), inner = rp_codec_inner(codec, head_dim);
+    const int32_t piece = rp_codec_rotation(codec, head_dim);
+
+    rp_unpack(codec, codes, head_dim, levels);
+    for (int32_t i = 0; i < head_dim; i++)
+        x[i] = levels[i];
+    rp_mix(x, head_dim, 1, inner); /* exact */
+    for (int32_t start = 0; start < head_dim; start += group, scales += 2) {
+        uint16_t half;
+        memcpy(&half, scales, sizeof half);
+        const float factor = rp_f32_from_f16(half) * rp_norm(piece);
+        for (int32_t i = start; i < start + group; i++)
+            x[i] *= factor;
+    }
+    rp_mix(x, head_dim, inner, piece);
 }
 
 #endif

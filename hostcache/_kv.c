@@ -90,9 +90,9 @@ static void read_token(int32_t codec, const uint8_t *row, int32_t token, int32_t
         memcpy(to, row + 2 * (int64_t)token * head_dim, 2 * (size_t)head_dim);
         return;
     }
-    float x[RP_MOST_HEAD_DIM];
-    rp_decode_token(codec, row, token, block_tokens, head_dim, x);
-    row_ops->convert(x, to, head_dim);
+    const int64_t token_bytes = token_bytes_of(codec, head_dim);
+    const uint8_t *scales = row + block_tokens * token_bytes + token * scale_bytes_of(codec, head_dim);
+    row_ops->decode(codec, row + token * token_bytes, scales, head_dim, to);
 }
 
 void rp_kv_read(const uint8_t *pool, int64_t unit_bytes, int64_t row_bytes, int32_t codec, int32_t layer,

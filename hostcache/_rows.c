@@ -12,6 +12,13 @@ static void convert_plain(const float *src, uint16_t *dst, int64_t n)
         dst[i] = rp_f16_from_f32(src[i]);
 }
 
+static void decode_plain(int32_t codec, const uint8_t *codes, const uint8_t *scales, int32_t head_dim, uint16_t *dst)
+{
+    float x[RP_MOST_HEAD_DIM];
+    rp_decode_token(codec, codes, scales, head_dim, x);
+    convert_plain(x, dst, head_dim);
+}
+
 static uint32_t magnitude_bits(float value)
 {
     uint32_t bits;
@@ -64,7 +71,7 @@ static void round_onward_plain(float *row, int32_t from, int32_t to, int32_t hea
     rp_round_onward(row, from, to, head_dim, scale, feedback, rounded);
 }
 
-const rp_row_ops rp_plain_rows = {convert_plain, rp_rotate,  peak_plain,   round_plain,
+const rp_row_ops rp_plain_rows = {convert_plain, rp_rotate, decode_plain, peak_plain,   round_plain,
                                   misfit_plain,  pack_plain, combine_plain, round_onward_plain};
 
 const rp_row_ops *rp_row_ops_named(const char *isa)

@@ -16,6 +16,8 @@ typedef struct {
     void (*convert)(const float *src, uint16_t *dst, int64_t n);
     /* As rp_rotate. */
     void (*rotate)(float *x, int32_t n, int32_t piece);
+    /* As rp_decode_token, and to fp16. */
+    void (*decode)(int32_t codec, const uint8_t *codes, const uint8_t *scales, int32_t head_dim, uint16_t *dst);
     /* The largest magnitude, as the bits of a float: above 0x7f7fffff if there is NaN or infinity. */
     uint32_t (*peak)(const float *x, int32_t n);
     /* x * factor, to nearest even, at most 127 and at least -127. None is NaN. */

@@ -6,11 +6,16 @@
 #if RP_AVX2
 #define AVX2 __attribute__((target("avx2,f16c")))
 
+AVX2 static inline void store_halves(uint16_t *dst, __m256 x)
+{
+    _mm_storeu_si128((__m128i *)dst, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
 AVX2 static void convert_avx2(const float *src, uint16_t *dst, int64_t n)
 {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128((__m128i *)(dst + i), _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT));
+        store_halves(dst + i, _mm256_loadu_ps(src + i));
     rp_plain_rows.convert(src + i, dst + i, n - i);
 }
 
@@ -43,6 +48,107 @@ AVX2 static void rotate_avx2(float *x, int32_t n, int32_t piece)
             }
     for (int32_t i = 0; i < n; i += 8)
         _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), norm));
+}
+
+/* Elements of a head that is decoded in vectors, at most: sums of as many levels fit int16. */
+enum { MOST_IN_VECTORS = 256 };
+
+/* Sixteen levels of a row, by their place in it; codes of int4 are of groups of 32. */
+AVX2 static inline __m256i sixteen_levels(int32_t codec, const uint8_t *codes, int32_t i)
+{
+    if (codec == RP_INT8)
+        return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(codes + i)));
+    __m128i both = _mm_loadu_si128((const __m128i *)(codes + i / 32 * 16));
+    if (i % 32)
+        both = _mm_srli_epi16(both, 4);
+    const __m128i table = _mm_loadu_si128((const __m128i *)rp_int4_levels);
+    return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(table, _mm_and_si128(both, _mm_set1_epi8(15))));
+}
+
+/* As `butterflies`, of integers and lanes that are 1, 2, 4 and 8 apart. */
+AVX2 static inline __m256i integer_butterflies(__m256i x)
+{
+    const __m256i neighbours = _mm256_set1_epi64x(0x0504070601000302) /* of bytes */;
+    const __m256i swap = _mm256_add_epi8(neighbours, _mm256_setr_epi64x(0, 0x0808080808080808, 0, 0x0808080808080808));
+    const __m256i ones = _mm256_set1_epi16(1), none = _mm256_setzero_si256();
+    const __m256i sign1 = _mm256_set1_epi32((int32_t)0xffff0001);
+    const __m256i sign2 = _mm256_set1_epi64x((int64_t)0xffffffff00010001);
+    const __m256i sign4 = _mm256_unpacklo_epi64(ones, _mm256_sub_epi16(none, ones));
+    const __m256i sign8 = _mm256_permute4x64_epi64(sign4, 0xD8);
+    x = _mm256_add_epi16(_mm256_shuffle_epi8(x, swap), _mm256_sign_epi16(x, sign1));
+    x = _mm256_add_epi16(_mm256_shuffle_epi32(x, 0xB1), _mm256_sign_epi16(x, sign2));
+    x = _mm256_add_epi16(_mm256_shuffle_epi32(x, 0x4E), _mm256_sign_epi16(x, sign4));
+    return _mm256_add_epi16(_mm256_permute4x64_epi64(x, 0x4E), _mm256_sign_epi16(x, sign8));
+}
+
+/* Whole vectors of 16 share a scale and are rotated together. Constants make of loops and arrays instructions and
+ * registers. */
+AVX2 static inline __attribute__((always_inline)) void decode_vectors(int32_t codec, const uint8_t *codes,
+                                                                      const uint8_t *scales, int32_t head_dim,
+                                                                      int32_t group, int32_t inner, int32_t piece,
+                                                                      uint16_t *dst)
+{
+    if (head_dim < 16 || head_dim > MOST_IN_VECTORS)
+        __builtin_unreachable();
+    __m256i sums[MOST_IN_VECTORS / 16];
+    __m256 x[MOST_IN_VECTORS / 8];
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < head_dim / 16; i++)
+        sums[i] = integer_butterflies(sixteen_levels(codec, codes, 16 * i));
+#pragma GCC unroll 4
+    for (int32_t half = 1; half < inner / 16; half *= 2)
+#pragma GCC unroll 16
+        for (int32_t i = 0; i < head_dim / 16; i++)
+            if (!(i & half)) {
+                const __m256i low = sums[i], high = sums[i + half];
+                sums[i] = _mm256_add_epi16(low, high);
+                sums[i + half] = _mm256_sub_epi16(low, high);
+            }
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < head_dim / 16; i++) {
+        uint16_t scale;
+        memcpy(&scale, scales + 16 * i / group * 2, sizeof scale);
+        const __m256 factor = _mm256_set1_ps(_cvtsh_ss(scale) * rp_norm(piece));
+        const __m128i low = _mm256_castsi256_si128(sums[i]), high = _mm256_extracti128_si256(sums[i], 1);
+        x[2 * i] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(low)), factor);
+        x[2 * i + 1] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(high)), factor);
+        if (inner == piece) {
+            store_halves(dst + 16 * i, x[2 * i]);
+            store_halves(dst + 16 * i + 8, x[2 * i + 1]);
+        }
+    }
+    if (inner == piece)
+        return;
+#pragma GCC unroll 4
+    for (int32_t half = inner / 8; half < piece / 8; half *= 2)
+#pragma GCC unroll 32
+        for (int32_t i = 0; i < head_dim / 8; i++)
+            if (!(i & half)) {
+                const __m256 low = x[i], high = x[i + half];
+                x[i] = _mm256_add_ps(low, high);
+                x[i + half] = _mm256_sub_ps(low, high);
+            }
+#pragma GCC unroll 32
+    for (int32_t i = 0; i < head_dim / 8; i++)
+        store_halves(dst + 8 * i, x[i]);
+}
+
+AVX2 static void decode_avx2(int32_t codec, const uint8_t *codes, const uint8_t *scales, int32_t head_dim,
+                             uint16_t *dst)
+{
+    const int32_t group = rp_codec_group(codec, head_dim), piece = rp_codec_rotation(codec, head_dim);
+    if (codec == RP_INT8 && head_dim == 64)
+        decode_vectors(RP_INT8, codes, scales, 64, 64, 64, 64, dst);
+    else if (codec == RP_INT8 && head_dim == 128)
+        decode_vectors(RP_INT8, codes, scales, 128, 128, 128, 128, dst);
+    else if (codec == RP_INT4 && head_dim == 64)
+        decode_vectors(RP_INT4, codes, scales, 64, 32, 32, 64, dst);
+    else if (codec == RP_INT4 && head_dim == 128)
+        decode_vectors(RP_INT4, codes, scales, 128, 32, 32, 128, dst);
+    else if (piece >= 16 && head_dim <= MOST_IN_VECTORS && (codec == RP_INT8 || group == 32))
+        decode_vectors(codec, codes, scales, head_dim, group, rp_codec_inner(codec, head_dim), piece, dst);
+    else
+        rp_plain_rows.decode(codec, codes, scales, head_dim, dst);
 }
 
 AVX2 static uint32_t peak_avx2(const float *x, int32_t n)
@@ -139,6 +245,6 @@ AVX2 static void round_onward_avx2(float *row, int32_t from, int32_t to, int32_t
     rp_round_onward(row, from, to, head_dim, scale, feedback, rounded);
 }
 
-const rp_row_ops rp_avx2_rows = {convert_avx2, rotate_avx2, peak_avx2,   round_avx2,
+const rp_row_ops rp_avx2_rows = {convert_avx2, rotate_avx2, decode_avx2, peak_avx2, round_avx2,
                                     misfit_avx2,  pack_avx2,   combine_avx2, round_onward_avx2};
 #endif

@@ -45,6 +45,92 @@ static void rotate_neon(float *x, int32_t n, int32_t piece)
         vst1q_f32(x + i, vmulq_f32(vld1q_f32(x + i), norm));
 }
 
+/* Elements of a head that is decoded in vectors, at most: sums of as many levels fit int16. */
+enum { MOST_IN_VECTORS = 256 };
+
+/* Eight levels of a row, by their place in it; codes of int4 are of groups of 32. */
+static inline int16x8_t eight_levels(int32_t codec, const uint8_t *codes, int32_t i)
+{
+    if (codec == RP_INT8)
+        return vmovl_s8(vld1_s8((const int8_t *)codes + i));
+    const uint8x8_t both = vld1_u8(codes + i / 32 * 16 + i % 16);
+    const uint8x8_t code = i % 32 < 16 ? vand_u8(both, vdup_n_u8(15)) : vshr_n_u8(both, 4);
+    return vmovl_s8(vqtbl1_s8(vld1q_s8(rp_int4_levels), code));
+}
+
+/* As `butterflies`, of integers and lanes that are 1, 2 and 4 apart. */
+static inline int16x8_t integer_butterflies(int16x8_t x)
+{
+    static const int16_t signs[3][8] = {
+        {1, -1, 1, -1, 1, -1, 1, -1}, {1, 1, -1, -1, 1, 1, -1, -1}, {1, 1, 1, 1, -1, -1, -1, -1}};
+    x = vmlaq_s16(vrev32q_s16(x), x, vld1q_s16(signs[0]));
+    x = vmlaq_s16(vreinterpretq_s16_s32(vrev64q_s32(vreinterpretq_s32_s16(x))), x, vld1q_s16(signs[1]));
+    return vmlaq_s16(vextq_s16(x, x, 4), x, vld1q_s16(signs[2]));
+}
+
+/* Whole vectors of 8 share a scale and are rotated together. Constants make of loops and arrays instructions and
+ * registers. */
+static inline __attribute__((always_inline)) void decode_vectors(int32_t codec, const uint8_t *codes,
+                                                                 const uint8_t *scales, int32_t head_dim,
+                                                                 int32_t group, int32_t inner, int32_t piece,
+                                                                 uint16_t *dst)
+{
+    if (head_dim < 8 || head_dim > MOST_IN_VECTORS)
+        __builtin_unreachable();
+    int16x8_t sums[MOST_IN_VECTORS / 8];
+    float32x4_t x[MOST_IN_VECTORS / 4];
+#pragma GCC unroll 32
+    for (int32_t i = 0; i < head_dim / 8; i++)
+        sums[i] = integer_butterflies(eight_levels(codec, codes, 8 * i));
+#pragma GCC unroll 8
+    for (int32_t half = 1; half < inner / 8; half *= 2)
+#pragma GCC unroll 32
+        for (int32_t i = 0; i < head_dim / 8; i++)
+            if (!(i & half)) {
+                const int16x8_t low = sums[i], high = sums[i + half];
+                sums[i] = vaddq_s16(low, high);
+                sums[i + half] = vsubq_s16(low, high);
+            }
+#pragma GCC unroll 32
+    for (int32_t i = 0; i < head_dim / 8; i++) {
+        uint16_t scale;
+        memcpy(&scale, scales + 8 * i / group * 2, sizeof scale);
+        const float factor = rp_f32_from_f16(scale) * rp_norm(piece);
+        x[2 * i] = vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(sums[i]))), factor);
+        x[2 * i + 1] = vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_high_s16(sums[i]))), factor);
+    }
+#pragma GCC unroll 8
+    for (int32_t half = inner / 4; half < piece / 4; half *= 2)
+#pragma GCC unroll 64
+        for (int32_t i = 0; i < head_dim / 4; i++)
+            if (!(i & half)) {
+                const float32x4_t low = x[i], high = x[i + half];
+                x[i] = vaddq_f32(low, high);
+                x[i + half] = vsubq_f32(low, high);
+            }
+#pragma GCC unroll 64
+    for (int32_t i = 0; i < head_dim / 4; i++)
+        vst1_u16(dst + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x[i])));
+}
+
+static void decode_neon(int32_t codec, const uint8_t *codes, const uint8_t *scales, int32_t head_dim,
+                        uint16_t *dst)
+{
+    const int32_t group = rp_codec_group(codec, head_dim), piece = rp_codec_rotation(codec, head_dim);
+    if (codec == RP_INT8 && head_dim == 64)
+        decode_vectors(RP_INT8, codes, scales, 64, 64, 64, 64, dst);
+    else if (codec == RP_INT8 && head_dim == 128)
+        decode_vectors(RP_INT8, codes, scales, 128, 128, 128, 128, dst);
+    else if (codec == RP_INT4 && head_dim == 64)
+        decode_vectors(RP_INT4, codes, scales, 64, 32, 32, 64, dst);
+    else if (codec == RP_INT4 && head_dim == 128)
+        decode_vectors(RP_INT4, codes, scales, 128, 32, 32, 128, dst);
+    else if (piece >= 8 && head_dim <= MOST_IN_VECTORS && (codec == RP_INT8 || group == 32))
+        decode_vectors(codec, codes, scales, head_dim, group, rp_codec_inner(codec, head_dim), piece, dst);
+    else
+        rp_plain_rows.decode(codec, codes, scales, head_dim, dst);
+}
+
 static uint32_t peak_neon(const float *x, int32_t n)
 {
     uint32x4_t most = vdupq_n_u32(0);
@@ -128,6 +214,6 @@ static void round_onward_neon(float *row, int32_t from, int32_t to, int32_t head
     rp_round_onward(row, from, to, head_dim, scale, feedback, rounded);
 }
 
-const rp_row_ops rp_neon_rows = {convert_neon, rotate_neon, peak_neon,    round_neon,
+const rp_row_ops rp_neon_rows = {convert_neon, rotate_neon, decode_neon, peak_neon, round_neon,
                                     misfit_neon,  pack_neon,   combine_neon, round_onward_neon};
 #endif

@@ -18,8 +18,8 @@ from .key_balance import KeyBalance
 
 __all__ = ["CODEC_VERSION", "ModelRunner"]
 
-CODEC_VERSION = 1
-"""Of int8 and int4: raise it whenever a row's bytes come to mean something else."""
+CODEC_VERSION = 2
+"""Of int8 and int4: raise it whenever a row's bytes come to mean something else, were it by a rounding."""
 
 
 class ModelRunner:

@@ -77,24 +77,26 @@ static inline __attribute__((always_inline)) void put_heads(uint8_t *operand, co
         put_tokens(to, place, plain, from, at, run[3]);
 }
 
-/* The same of a quantised block: scaled, rotated back and rounded to fp16, as the cache reads it. */
-static __attribute__((noinline)) void decode_heads(uint8_t *operand, const rp_place *place, const rp_rows *rows, const reading *from, int64_t at,
+/* The same of a quantised block: as fp16, as the cache reads it. */
+static void decode_heads(uint8_t *operand, const rp_place *place, const rp_rows *rows, const reading *from, int64_t at,
                          const int64_t *run)
 {
-    const int32_t head_dim = rows->head_dim, piece = rp_codec_rotation(rows->codec, head_dim);
+    const int32_t head_dim = rows->head_dim, codec = rows->codec, first = (int32_t)run[2] % rows->block_tokens;
+    const int64_t token_bytes = codec == RP_INT8 ? head_dim : head_dim / 2;
+    const int64_t scale_bytes = 2 * (head_dim / rp_codec_group(codec, head_dim));
     uint8_t *to = operand + run[1] * rows->kv_heads * place->head_stride + run[2] * place->token_stride;
-    float values[RP_MOST_HEAD_DIM];
     uint16_t halves[RP_MOST_HEAD_DIM];
     for (int32_t head = 0; head < rows->kv_heads; head++, to += place->head_stride, at += rows->row_bytes) {
         look_ahead(from, at, rows->row_bytes);
-        for (int64_t t = 0; t < run[3]; t++) {
-            const int32_t token = (int32_t)(run[2] + t) % rows->block_tokens;
-            rp_scale_token(rows->codec, from->here + at, token, rows->block_tokens, head_dim, values);
-            ops->rotate(values, head_dim, piece);
-            ops->convert(values, halves, head_dim);
+        const uint8_t *codes = from->here + at + first * token_bytes;
+        const uint8_t *scales = from->here + at + rows->block_tokens * token_bytes + first * scale_bytes;
+        uint8_t *token = to;
+        for (int64_t t = 0; t < run[3]; t++, token += place->token_stride) {
+            uint16_t *const whole = place->pieces == 1 ? (uint16_t *)token : halves;
+            ops->decode(codec, codes + t * token_bytes, scales + t * scale_bytes, head_dim, whole);
             const uint8_t *src = (const uint8_t *)halves;
-            for (int64_t i = 0; i < place->pieces; i++, src += place->piece_bytes)
-                memcpy(to + t * place->token_stride + i * place->piece_stride, src, (size_t)place->piece_bytes);
+            for (int64_t i = 0; whole == halves && i < place->pieces; i++, src += TILE_BYTES)
+                memcpy(token + i * place->piece_stride, src, TILE_BYTES);
         }
         put_marks(to, place, run[3], 0);
     }
