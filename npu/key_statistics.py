@@ -15,6 +15,7 @@ from hostcache.cache import PagedKVCache
 from hostcache.whole_file import replace_file
 
 from .attention import AttentionBatch
+from .blas_threads import one_blas_thread
 from .cpu import CpuAttention
 from .decoder import DenseModel, Floats
 from .key_balance import FIRST_TOKEN_WEIGHT, KEY_SHRINKAGE, QUERY_SHRINKAGE, KeyBalance, balance_keys
@@ -116,7 +117,8 @@ def load_key_balance(
         ]
         return np.concatenate(moved)
 
-    with np.errstate(over="ignore", invalid="ignore"):  # a model of broken numbers says so when it answers
+    # A model of broken numbers says so when it answers.
+    with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):
         balance = balance_keys(keys[:, 0], lambda layer: spread(keys[layer]), lambda layer: spread(queries[layer]))
     _keep(path, balance)
     return balance
