@@ -63,8 +63,8 @@ class BlockLayout:
             )
         if self.codec.scaled and self.payload_bytes % SCALE_BYTES:
             raise UsageError(
-                f"{self.geometry.block_tokens} tokens of {self.token_bytes} bytes in {self.codec.name} leave the scales "
-                "behind them at an odd address: give a block an even number of tokens",
+                f"{self.geometry.block_tokens} tokens of {self.token_bytes} bytes in {self.codec.name} leave the "
+                "scales behind them at an odd address: give a block an even number of tokens",
                 block_tokens=self.geometry.block_tokens,
                 token_bytes=self.token_bytes,
             )
