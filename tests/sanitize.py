@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.board.arm64 import copy_checkout
 from tests.board.host import JobError, run
-from tests.kernels import KERNEL_TESTS
+from tests.kernels import KERNEL_TESTS, MODEL_TESTS
 
 __all__ = ["main"]
 
@@ -53,7 +53,7 @@ def main() -> int:
                 tree,
             )
             check_modules(tree)
-            return run_tests(tree, sys.argv[1:] or KERNEL_TESTS)
+            return run_tests(tree, sys.argv[1:] or (*KERNEL_TESTS, *MODEL_TESTS))
     except JobError as error:
         print(f"sanitize: {error}", file=sys.stderr)
         return 3
