@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.cache import PagedKVCache
-from hostcache.whole_file import replace_file
 
 from .attention import AttentionBatch
 from .cpu import CpuAttention
 from .decoder import DenseModel, Floats
 from .key_balance import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyBalance, balance_keys
+from .key_cache import KeyCache
 from .model import ModelConfig
 from .rerotation import turned
 from .tokenizer import Tokenizer
-from .weights_cache import default_cache_dir, make_private
+from .weights_cache import default_cache_dir
 
 __all__ = ["load_key_balance"]
 
@@ -68,8 +66,6 @@ SPAN = 2048
 """Positions that keys are balanced for: what keys have in common changes with their distance."""
 
 _CHUNK = 64
-_DIGEST_BYTES = hashlib.sha256().digest_size
-_log = logging.getLogger(__name__)
 
 
 def load_key_balance(
@@ -88,16 +84,16 @@ def load_key_balance(
         config: its dimensions.
         tokenizer: of the model.
         max_rows: most tokens of one step.
-        cache_dir: root of the weights cache; None: the user's. A file that cannot be written is named in the log.
+        cache_dir: root of the weights cache; None: the user's.
         windows: of each layer, as for the attention runtime.
 
     Returns:
         None if the context, or what the tokenizer makes of the text, has but one token: nothing can be told from that.
     """
-    key = f"1|{decoder.fingerprint}|{decoder.numerics}|{FIRST_TOKEN_WEIGHT}|{SHRINKAGE}|{SPAN}|{TEXT_TOKENS}|{TEXT}"
+    key = f"{decoder.fingerprint}|{decoder.numerics}|{FIRST_TOKEN_WEIGHT}|{SHRINKAGE}|{SPAN}|{TEXT_TOKENS}|{TEXT}"
     root = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    path = root / "keys" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.bin"
-    kept = _kept(path, (config.layers, config.geometry.kv_heads, config.head_dim))
+    cache = KeyCache(root)
+    kept = cache.find(key, (config.layers, config.kv_heads, config.head_dim))
     if kept is not None:
         return kept
     tokens = tokenizer.encode(TEXT)[: min(TEXT_TOKENS, config.context_length)]
@@ -117,7 +113,7 @@ def load_key_balance(
 
     with np.errstate(over="ignore", invalid="ignore"):  # a model of broken numbers says so when it answers
         balance = balance_keys(keys[:, 0], lambda layer: spread(keys[layer]), lambda layer: spread(queries[layer]))
-    _keep(path, balance)
+    cache.keep(key, balance)
     return balance
 
 
@@ -155,26 +151,3 @@ def _record(
         runtime.close()
         cache.close()
     return keys, queries
-
-
-def _kept(path: Path, shape: tuple[int, int, int]) -> KeyBalance | None:
-    """What a file holds; None: there is none, or it cannot be used."""
-    try:
-        content = path.read_bytes()
-        if hashlib.sha256(content[_DIGEST_BYTES:]).digest() != content[:_DIGEST_BYTES]:
-            raise ValueError("it is damaged")
-        return KeyBalance.frombuffer(content[_DIGEST_BYTES:], shape)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        _log.warning("%s cannot be used and is measured anew: %s", path, error)
-        return None
-
-
-def _keep(path: Path, balance: KeyBalance) -> None:
-    content = balance.tobytes()
-    try:
-        make_private(path.parent)
-        replace_file(path, hashlib.sha256(content).digest() + content)
-    except OSError as error:
-        _log.warning("%s cannot be written, so it is measured again at the next start: %s", path, error)

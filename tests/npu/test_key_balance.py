@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from hostcache._kv import lib
 from npu.decoder import Decoder, Floats
 from npu.key_balance import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyBalance, balance_keys
+from npu.key_cache import KeyCache
 from npu.key_statistics import load_key_balance
 from npu.source import open_model
 from npu.text import tokenizer_of
@@ -136,7 +138,7 @@ def test_constants_are_measured_once_and_a_damaged_file_is_not_believed(
     assert steps == 512 // 64
     assert load() == first
     assert decoder.steps == steps
-    (kept,) = (tmp_path / "keys").iterdir()
+    (kept,) = (tmp_path / "keys").glob("*/*")
     assert kept.parent.stat().st_mode & 0o077 == 0
 
     whole = bytearray(kept.read_bytes())
@@ -147,6 +149,23 @@ def test_constants_are_measured_once_and_a_damaged_file_is_not_believed(
             assert load() == first
         assert str(kept) in caplog.text
     assert decoder.steps == 4 * steps
+
+
+def test_constants_used_longest_ago_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, queries = text_of(7)
+    balance = balance_keys(keys[:, 0], lambda layer: keys[layer, 1:], lambda layer: queries[layer, 1:])
+    nbytes = 4 * LAYERS * KV_HEADS * DIM * (1 + 2 * DIM) + 32  # 18816 and a digest
+    cache, shape = KeyCache(tmp_path), (LAYERS, KV_HEADS, DIM)
+    monkeypatch.setenv("ROCKPAGE_CACHE_SIZE", str(2 * nbytes))
+    for age, model in enumerate(("old", "older")):
+        cache.keep(model, balance)
+        (file,) = (entry.folder / "keys.bin" for entry in cache.room.entries() if entry.used > 1e9)
+        os.utime(file, (1e9 - age, 1e9 - age))
+    cache.keep("new", balance)
+    found = {model: cache.find(model, shape) for model in ("old", "older", "new")}
+    assert [model for model, kept in found.items() if kept is not None] == ["old", "new"]
+    assert sum(entry.nbytes for entry in cache.room.entries()) == 2 * nbytes
+    assert cache.find("new", (LAYERS, KV_HEADS, DIM - 8)) is None
 
 
 @pytest.mark.parametrize("broken", [np.inf, -np.inf, np.nan])
