@@ -2,7 +2,8 @@
 
 All layers of a cache take turns, so that what is read is in no cache of the CPU. Torch's scaled_dot_product_attention
 has float32 K and V in one piece and the query rows of a KV head side by side, its fastest form. The read limit is one
-thread that loads the same bytes, in one piece, and does nothing with them.
+thread that loads the same bytes, in one piece, and does nothing with them. Two threads are asked to gain only what a
+second core can give: where plain reading within the cores' own caches gains less, there was no free core.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ __all__ = ["KIND"]
 
 def _add_options(parser: Parser) -> None:
     parser.add_argument("--times", type=int, default=9, metavar="N", help="of each sweep (default: %(default)s)")
-    parser.add_argument("--isa", metavar="NAME", help="of our kernel alone (default: this machine's best, and avx2)")
+    parser.add_argument(
+        "--isa",
+        choices=("plain", "avx2", "avx512", "neon"),
+        metavar="NAME",
+        help="plain, avx2, avx512 or neon (default: this machine's best, and avx2)",
+    )
 
 
 def _measure(args: argparse.Namespace) -> Measured:
