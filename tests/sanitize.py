@@ -7,7 +7,7 @@ every object from malloc, so that each has its own bounds.
 
 Leaks are not looked for: at its end CPython leaves thousands of blocks that nothing refers to any more, and what they
 are depends on its version and on each library that was imported; a list of those to pass over would hide ours. What
-our C allocates is one object, an attention runtime, whose closing has a test of its own.
+our C allocates are two objects, an attention runtime and a dense one, whose closing has tests of its own.
 """
 
 # ruff: noqa: T201 - a command prints
