@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hostcache import KVGeometry, PagedKVCache
 from hostcache.codec import FP16, INT4, INT8
@@ -12,10 +12,11 @@ from npu.cpu import CpuAttention
 
 from .bench_attention_sweep import Shape, Sweep
 from .bench_attention_threads import threads_rows
-from .bench_rows import Point, Row, Work, take_turns, timed
+from .bench_onnx import PRECISIONS, GroupQueryAttention, OnnxRuntime
+from .bench_rows import Point, Row, Timing, Work, take_turns, timed
 from .bench_torch import Torch
 
-__all__ = ["isas", "rows"]
+__all__ = ["Peers", "isas", "rows"]
 
 REFERENCE, SMOLLM2 = (KVGeometry(24, 2, 128), 12), (KVGeometry(24, 3, 64), 9)
 """Geometry and query heads: the 1.1B model that figures are given for, and SmolLM2-135M."""
@@ -36,6 +37,19 @@ GROWING = KVGeometry(6, 2, 128), 12
 MOST_SEQUENCES = 64
 
 
+@dataclass(frozen=True)
+class Peers:
+    """Those that are installed.
+
+    Attributes:
+        torch: None: it is missing.
+        onnx: None: it is missing.
+    """
+
+    torch: Torch | None
+    onnx: OnnxRuntime | None
+
+
 def isas(wanted: str | None) -> list[str]:
     """Kernels to measure: the one that is wanted; else the best of this machine, and AVX2, which most have.
 
@@ -52,14 +66,17 @@ def isas(wanted: str | None) -> list[str]:
     return names
 
 
-def rows(times: int, isas: Sequence[str], torch: Torch | None) -> list[Row]:
-    """Measure every shape, each sweep so many times."""
+def rows(times: int, isas: Sequence[str], peers: Peers) -> list[Row]:
+    """Measure every shape, each sweep so many times; GroupQueryAttention beside the first isa alone, for it is slow."""
     found: list[Row] = []
     for isa in isas:
         for model in MODELS:
             for sequences, context in DECODE:
-                found += decode_rows(Shape(*model, sequences, context), isa, torch, times)
-            found.append(prefill_row(Shape(*model, 1, PREFILL_CONTEXT, PREFILL_ROWS), isa, torch, times))
+                shape = Shape(*model, sequences, context)
+                found += decode_rows(shape, isa, peers.torch, times)
+                if isa == isas[0]:
+                    found += onnx_rows(shape, isa, peers.onnx, times)
+            found.append(prefill_row(Shape(*model, 1, PREFILL_CONTEXT, PREFILL_ROWS), isa, peers.torch, times))
             for sequences, context in THREADED:
                 found += threads_rows(Shape(*model, sequences, context), isa, times)
     return [*found, *growth_rows(isas[0], times)]
@@ -105,6 +122,20 @@ def decode_rows(shape: Shape, isa: str, torch: Torch | None, times: int) -> list
     return found
 
 
+def onnx_rows(shape: Shape, isa: str, onnx: OnnxRuntime | None, times: int) -> list[Row]:
+    """Beside GroupQueryAttention, in each precision that it has."""
+    with Sweep(shape, isa) as sweep:
+        works: list[Work] = [sweep.attend]
+        if onnx is not None:
+            works += [_onnx_work(shape, onnx, precision) for precision in PRECISIONS]
+        ours, *theirs = take_turns(works, times, warm_up=1)
+    peers: list[Timing | None] = [*theirs] or [None] * len(PRECISIONS)
+    return [
+        Row(f"{shape.name}, {isa}", f"ONNX Runtime {precision}", ours, peer, better="higher")
+        for precision, peer in zip(PRECISIONS, peers, strict=True)
+    ]
+
+
 def prefill_row(shape: Shape, isa: str, torch: Torch | None, times: int) -> Row:
     """A tile of a prompt beside torch."""
     few = replace(shape, geometry=replace(shape.geometry, layers=4))
@@ -147,6 +178,12 @@ def growth_rows(isa: str, times: int) -> list[Row]:
 def _torch_work(shape: Shape, torch: Torch) -> Work:
     sweep, layers = torch.attention(shape.geometry, shape.heads, shape.sequences, shape.context, shape.rows)
     return _per_layer(sweep, layers)
+
+
+def _onnx_work(shape: Shape, onnx: OnnxRuntime, precision: str) -> Work:
+    kind = PRECISIONS[precision]
+    peer = GroupQueryAttention(onnx, shape.geometry, shape.heads, shape.sequences, shape.context, dtype=kind)
+    return _per_layer(peer.attend, peer.layers)
 
 
 def _per_layer(sweep: Callable[[], object], layers: int) -> Work:

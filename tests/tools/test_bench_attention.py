@@ -36,10 +36,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_every_target_has_its_rows(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    for missing in ("torch", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, missing, None)  # as where it is not installed
     outcome = run_here(capsys, "bench", "attention", "--times", "2", "--isa", "plain", "--json")
     answer = json.loads(outcome.out)
     assert answer["note"].startswith("torch is not installed")
+    assert "onnxruntime or onnx is not installed" in answer["note"]
     rows = [row for row in answer["rows"] if row["target"] is not None]
     heads = "2 heads x 64, plain"
     assert [(row["case"], row["peer"], row["target"], row["stretch"], row["better"]) for row in rows] == [
@@ -59,7 +61,9 @@ def test_every_target_has_its_rows(capsys: pytest.CaptureFixture[str], monkeypat
     ]
     for row in answer["rows"]:
         assert 0 < row["ours_s"] <= row["ours_median_s"]
-        assert (row["peer_s"] is None) == (row["peer"] == "torch")
+        assert (row["peer_s"] is None) == row["peer"].startswith(("torch", "ONNX Runtime"))
+    onnx = [row for row in answer["rows"] if row["peer"].startswith("ONNX")]
+    assert [row["peer"] for row in onnx] == ["ONNX Runtime fp32", "ONNX Runtime fp16"] * 2
 
 
 def test_times_are_positive_and_the_isa_is_one(capsys: pytest.CaptureFixture[str]) -> None:
