@@ -14,8 +14,9 @@ from hostcache.cache import PagedKVCache
 from .attention import AttentionBatch
 from .cpu import CpuAttention
 from .decoder import DenseModel, Floats
-from .key_balance import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyBalance, balance_keys
+from .key_balance import KeyBalance
 from .key_cache import KeyCache
+from .key_moments import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyMoments
 from .model import ModelConfig
 from .rerotation import turned
 from .tokenizer import Tokenizer
@@ -99,40 +100,35 @@ def load_key_balance(
     tokens = tokenizer.encode(TEXT)[: min(TEXT_TOKENS, config.context_length)]
     if len(tokens) < 2:
         return None
-    keys, queries = _record(decoder, config, tokens, windows, min(_CHUNK, max_rows))
-    span = min(SPAN, config.context_length)
-    frequencies = config.rope.frequencies(config.head_dim)
-
-    def spread(rows: Floats) -> Floats:
-        """Rows of all tokens but the first, as if the text stood at the start of each quarter of the span as well."""
-        moved = [
-            turned(rows[1:], quarter * (span // 4) * frequencies, interleaved=config.family.interleaved)
-            for quarter in range(4)
-        ]
-        return np.concatenate(moved)
-
     with np.errstate(over="ignore", invalid="ignore"):  # a model of broken numbers says so when it answers
-        balance = balance_keys(keys[:, 0], lambda layer: spread(keys[layer]), lambda layer: spread(queries[layer]))
+        balance = _measure(decoder, config, tokens, windows, min(_CHUNK, max_rows)).balance()
     cache.keep(key, balance)
     return balance
 
 
-def _record(
+def _measure(
     decoder: DenseModel, config: ModelConfig, tokens: NDArray[np.int32], windows: Sequence[int], chunk: int
-) -> tuple[Floats, Floats]:
-    """K `[layers, n, kv_heads, head_dim]` and Q `[layers, n, heads, head_dim]` of a text, rotated by position."""
+) -> KeyMoments:
+    """Moments of a text as if it stood at the start of each quarter of the span, `chunk` tokens a step."""
     geometry, count = config.geometry, len(tokens)
-    keys = np.empty((geometry.layers, count, geometry.kv_heads, geometry.head_dim), np.float32)
-    queries = np.empty((geometry.layers, count, config.heads, geometry.head_dim), np.float32)
+    moments = KeyMoments(geometry.layers, geometry.kv_heads, geometry.head_dim)
+    quarter = min(SPAN, config.context_length) // 4
+    frequencies = config.rope.frequencies(config.head_dim)
     cache = PagedKVCache.create(geometry, geometry.blocks_for(count) * geometry.block_bytes)
     runtime = CpuAttention(cache, config.heads, windows=windows)
     table = cache.table()
 
+    def spread(rows: Floats) -> Floats:
+        interleaved = config.family.interleaved
+        return np.concatenate([turned(rows, n * quarter * frequencies, interleaved=interleaved) for n in range(4)])
+
     def compute(rows: slice) -> None:
-        slots = table.slots(rows.start, rows.stop)
+        slots, behind_first = table.slots(rows.start, rows.stop), 0 if rows.start else 1
 
         def attend(layer: int, q: Floats, k: Floats, v: Floats, out: Floats) -> None:
-            keys[layer, rows], queries[layer, rows] = k, q
+            if behind_first:
+                moments.add_first(layer, k[0])
+            moments.add(layer, spread(k[behind_first:]), spread(q[behind_first:]))
             cache.write(layer, slots, k, v)
             runtime.attend(layer, q, out)
 
@@ -150,4 +146,4 @@ def _record(
     finally:
         runtime.close()
         cache.close()
-    return keys, queries
+    return moments
