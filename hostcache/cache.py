@@ -371,8 +371,10 @@ def _whole_extents(geometry: KVGeometry, leanest: Codec, nbytes: int) -> int:
     extent_bytes = unit_bytes(geometry, leanest) * leanest.blocks_per_extent
     extents = nbytes // extent_bytes
     if extents < 1:
+        count = leanest.blocks_per_extent
+        least = "block" if count == 1 else f"extent, {count} {leanest.name} blocks,"
         raise UsageError(
-            f"a pool of {nbytes} bytes does not hold one block of {extent_bytes} bytes: give it at least that much",
+            f"a pool of {nbytes} bytes does not hold one {least} of {extent_bytes} bytes: give it at least that much",
             pool_bytes=nbytes,
             block_bytes=extent_bytes,
         )

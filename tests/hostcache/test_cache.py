@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hostcache import KVGeometry, PagedKVCache, Region
-from hostcache.codec import CODECS, Codec
+from hostcache.codec import CODECS, INT4, Codec
 from hostcache.errors import BlockStateError, RegionError, UsageError
 
 SMALL = KVGeometry(layers=3, kv_heads=2, head_dim=8)
@@ -37,6 +37,15 @@ def test_less_than_a_block_is_refused_with_both_numbers() -> None:
         PagedKVCache.create(SMALL, SMALL.block_bytes - 1)
     with pytest.raises(UsageError, match=message):
         PagedKVCache(SMALL, Region.anonymous(SMALL.block_bytes - 1))
+
+
+def test_less_than_an_extent_is_refused_as_such() -> None:
+    """Three layers of 16 tokens in int4: 12 rows of 16 * 4 bytes of codes and 16 scales, a multiple of 64 already."""
+    unit = 12 * (16 * 4 + 16 * 2)
+    message = f"a pool of {4 * unit - 1} bytes does not hold one extent, 4 int4 blocks, of {4 * unit} bytes"
+    with pytest.raises(UsageError, match=message):
+        PagedKVCache.create(SMALL, 4 * unit - 1, INT4)
+    PagedKVCache.create(SMALL, 4 * unit, INT4).close()
 
 
 def test_the_layout_is_block_layer_kv_head_token_dim() -> None:

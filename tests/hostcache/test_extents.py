@@ -156,6 +156,30 @@ def test_a_block_is_known_to_its_own_pool_alone() -> None:
             other.acquire(0)
 
 
+@pytest.mark.parametrize("used", [1, 2])
+@pytest.mark.parametrize("codec", range(3), ids=list(CODECS))
+def test_no_block_is_none_of_them(codec: int, used: int) -> None:
+    """-1 stands for no block in prefix hits and C's arrays; Python's lists would take it for the last one's."""
+    extents, codecs = pools(1)
+    pool = codecs[codec]
+    last = pool.allocate(pool.total)[-1]
+    for _ in range(used - 1):
+        pool.acquire(last)
+    for act in (pool.acquire, pool.release, pool.keep, pool.raise_fence):
+        with pytest.raises(BlockStateError, match="block -1"):
+            act(-1)
+    for acts in (pool.acquire_all, pool.release_all):
+        with pytest.raises(BlockStateError, match="block -1"):
+            acts([-1])
+    assert not pool.writable(-1)
+    pool.keep(last)
+    with pytest.raises(BlockStateError, match="block -1 was forgotten"):
+        pool.forget(-1)
+    assert pool.refs[last] == used
+    assert pool.is_kept(last)
+    extents.check()
+
+
 def test_a_generation_tells_owners_of_different_codecs_apart() -> None:
     _, (rich, _, lean) = pools(1)
     (block,) = lean.allocate(1)

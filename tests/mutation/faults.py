@@ -32,10 +32,10 @@ POOL = group(
     ("a single block's new owner cannot be told from the old one", "self.generation[block] += 1", "pass"),
     ("the newest cached block is evicted", "next(iter(self._cached), None)", "next(reversed(self._cached), None)"),
     ("a hit leaves its block evictable", "self._cached.pop(block, None)", "pass"),
-    ("a second release passes", "if refs < 1:", "if refs < 0:"),
+    ("a second release passes", "if refs < 1 or", "if refs < 0 or"),
     (
         "a free block is acquired",
-        "if not self._kept[block]:\n                raise",
+        "if block < 0 or not self._kept[block]:\n                raise",
         "if False:\n                raise",
     ),
     (

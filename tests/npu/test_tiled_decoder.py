@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from hostcache.errors import UsageError
+from npu import tiled_decoder
+from npu._dense import ffi
 from npu.decoder import Decoder
 from npu.decoder_choice import load_decoder, tiles_of
 from npu.gguf import GGUFFile
@@ -196,6 +201,29 @@ def test_bad_options_are_refused(tiny: Path) -> None:
         load(tiny, threads=0)
     with pytest.raises(UsageError, match="max_rows must be at least 1, got -1"):
         load(tiny, max_rows=-1)
+
+
+def test_buffers_that_cannot_be_had_are_named(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> object:
+        ffi.errno = errno.ENOMEM
+        return ffi.NULL
+
+    monkeypatch.setattr(tiled_decoder, "lib", SimpleNamespace(rp_dense_open=refuse))
+    with pytest.raises(UsageError, match=r"no room for 2 threads and steps of 300 tokens \(Cannot allocate memory\)"):
+        load(tiny, threads=2, max_rows=300)
+
+
+def test_helpers_leave_at_close(tiny: Path) -> None:
+    tasks = Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    decoder = load(tiny, threads=3)
+    helpers = set(tasks.iterdir()) - before
+    assert len(helpers) == 2
+    decoder.close()
+    deadline = time.monotonic() + 5  # the kernel may list a joined thread for a moment longer
+    while helpers & set(tasks.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not helpers & set(tasks.iterdir())
 
 
 def test_tiles_are_written_once_and_identify_the_model(tiny: Path, tmp_path: Path) -> None:
