@@ -15,7 +15,7 @@
 
 enum { RP_FP16 = 0, RP_INT8 = 1, RP_INT4 = 2 };
 
-/* The largest level of every codec, and what the largest element of a group becomes. */
+/* The largest level of every codec. In int8 the largest element of a group becomes that; int4 may cut it off. */
 #define RP_TOP 127
 
 /* Most elements of a head that is quantised. Source: our choice; models have at most 256. */

@@ -100,7 +100,7 @@ static const int8_t *levels_of(int32_t codec, const rp_codec_layout *layout, int
 {
     if (codec == RP_INT8)
         return (const int8_t *)row;
-    if (rp_codec_group(codec, (int32_t)head_dim) == 32)
+    if (head_dim / layout->groups == 32)
         for (int32_t byte = 0; byte < size * layout->token_bytes; byte += 16)
             i_unpack(row + byte, unpacked + 2 * byte);
     else

@@ -55,6 +55,11 @@ class KeyBalance:
             part.tobytes() for part in (self.offsets, self.key_matrices, self.query_matrices, self.feedback)
         )
 
+    @staticmethod
+    def bytes_for(shape: tuple[int, int, int]) -> int:
+        """Bytes of all constants, for so many layers, KV heads and elements of a head."""
+        return math.prod(shape) * (1 + 3 * shape[2]) * np.dtype(np.float32).itemsize
+
     @classmethod
     def frombuffer(cls, content: bytes, shape: tuple[int, int, int]) -> KeyBalance:
         """What `tobytes` gave, for so many layers, KV heads and elements of a head.

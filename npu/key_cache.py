@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import math
 import os
 from pathlib import Path
 
@@ -55,7 +54,7 @@ class KeyCache:
         def is_sound(file: io.BufferedReader) -> bool:
             nonlocal content
             digest, content = file.read(_DIGEST_BYTES), file.read()
-            return hashlib.sha256(content).digest() == digest and len(content) == _nbytes(shape)
+            return hashlib.sha256(content).digest() == digest and len(content) == KeyBalance.bytes_for(shape)
 
         file = open_sound(path, is_sound)
         if file is None:
@@ -87,8 +86,3 @@ class KeyCache:
 
     def _path(self, key: str) -> Path:
         return self.room.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}-int4-{_VERSION}" / self.room.file
-
-
-def _nbytes(shape: tuple[int, int, int]) -> int:
-    """Bytes of a model's constants: an offset and three rows of matrices, float32, for each element of a head."""
-    return 4 * math.prod(shape) * (1 + 3 * shape[2])

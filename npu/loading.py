@@ -189,8 +189,7 @@ def load_parts(
     """
     if swap_folder is not None and not swap_bytes:
         raise UsageError(f"nothing is swapped to {swap_folder}: give swap_bytes (--swap), too", folder=swap_folder)
-    if kv is not None:
-        codec_named(kv)  # before anything is read
+    asked = FP16 if kv is None else codec_named(kv)
     if planned_sessions < 1:
         raise UsageError(f"planned_sessions must be 1 or more, got {planned_sessions}", sessions=planned_sessions)
     lookup = PromptLookup(speculate) if speculate else None
@@ -215,6 +214,7 @@ def load_parts(
             weights_bytes=None if segments is None else segments.manifest.npu_bytes,
             resident_bytes=resident_bytes,
             swap_bytes=swap_bytes if swap_folder is None else 0,
+            codec=asked,
         )
         pool = choose_pool(source, demand, asked=pool_bytes)
         choice = choose_kv(kv, model_config.geometry, pool.nbytes, context=context_length, sessions=planned_sessions)

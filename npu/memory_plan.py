@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hostcache.block_layout import BlockLayout
-from hostcache.codec import CODECS, FP16, Codec
+from hostcache.codec import CODECS, FP16, INT4, Codec
 from hostcache.codec_pools import unit_bytes
 from hostcache.geometry import KVGeometry
 
+from .key_balance import KeyBalance
 from .sizes import format_size
 from .weights import Activations, Form, PackedMatrix, WeightsPlan
 
@@ -132,9 +133,17 @@ class MemoryPlan:
         return max(0, spare // self.extent_bytes) * self.extent_bytes
 
     @property
+    def constants_bytes(self) -> int:
+        """Bytes of the model's constants for int4, see `npu.key_balance`; no other codec has any."""
+        geometry = self.geometry
+        shape = geometry.layers, geometry.kv_heads, geometry.head_dim
+        return KeyBalance.bytes_for(shape) if self.codec is INT4 else 0
+
+    @property
     def process_bytes(self) -> int:
         """Resident memory of the process once a step was full."""
-        return self.weights_bytes + self.runtime_bytes + self.staging_bytes + self.device_bytes + self.pool_bytes
+        beside = self.runtime_bytes + self.staging_bytes + self.device_bytes + self.constants_bytes
+        return self.weights_bytes + beside + self.pool_bytes
 
     @property
     def needed_bytes(self) -> int:

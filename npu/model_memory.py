@@ -6,6 +6,7 @@ import mmap
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hostcache.codec import FP16, Codec
 from hostcache.errors import RegionError, UsageError
 from hostcache.geometry import KVGeometry
 from hostcache.memory_budget import MemoryBudget, scarcest_budget
@@ -58,6 +59,7 @@ class MemoryDemand:
         resident_bytes: in which decoding sequences are to stay staged; the CPU's runtime, which stages none, says so
             itself.
         swap_bytes: for the KV of preempted requests; 0 if a file holds it.
+        codec: the leanest in which KV is to be stored.
     """
 
     activations: Activations
@@ -66,6 +68,7 @@ class MemoryDemand:
     weights_bytes: int | None = None
     resident_bytes: int = 0
     swap_bytes: int = 0
+    codec: Codec = FP16
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,7 @@ def _plan_within(budget: MemoryBudget, source: ModelSource, demand: MemoryDemand
         max_rows=demand.max_rows,
         resident_bytes=0 if demand.runtime == "cpu" else demand.resident_bytes,
     )
+    plan = replace(plan, codec=demand.codec)
     return plan if demand.weights_bytes is None else replace(plan, weights_bytes=demand.weights_bytes)
 
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from hostcache import block_layout
 from hostcache.block_layout import BlockLayout
 from hostcache.codec import CODECS, FP16, INT4, INT8, Codec
 from hostcache.errors import UsageError
@@ -57,6 +60,11 @@ def test_a_head_beyond_what_c_holds_is_not_quantised(codec: Codec) -> None:
     with pytest.raises(UsageError, match=f"{codec.name} quantises heads of up to 1024 elements, not 1032: use fp16"):
         BlockLayout(KVGeometry(layers=1, kv_heads=1, head_dim=1032), codec)
     assert BlockLayout(KVGeometry(layers=1, kv_heads=1, head_dim=1032), FP16).row_bytes == 16 * 1032 * 2
+
+
+def test_c_has_room_for_the_widest_head() -> None:
+    header = Path(block_layout.__file__).parent / "_codec.h"
+    assert f"#define RP_MOST_HEAD_DIM {block_layout.MOST_HEAD_DIM}\n" in header.read_text(encoding="ascii")
 
 
 def test_an_odd_head_has_no_int4() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hostcache.codec import INT4, INT8
 from hostcache.geometry import KVGeometry
 from npu.memory_plan import MemoryPlan, resident_weights, runtime_bytes, step_bytes
 from npu.weights import Activations, Form, PackedMatrix, WeightsPlan
@@ -34,6 +37,14 @@ def test_the_reference_pool_is_512_blocks_of_384_kib() -> None:
     assert REFERENCE.block_bytes == 384 * 1024
     assert plan().pool_blocks == 512
     assert plan().pool_bytes == 192 * MIB
+
+
+def test_constants_of_int4_are_counted_where_it_is_used() -> None:
+    """Of each of 24 layers and 2 heads: 128 offsets and three matrices of 128 x 128, 4 bytes each: 9.02 MiB."""
+    exact, int4 = plan(), replace(plan(), codec=INT4)
+    assert exact.constants_bytes == replace(plan(), codec=INT8).constants_bytes == 0
+    assert int4.constants_bytes == 24 * 2 * (128 + 3 * 128 * 128) * 4
+    assert int4.process_bytes - int4.pool_bytes == exact.process_bytes - exact.pool_bytes + int4.constants_bytes
 
 
 def test_256_short_sessions_fit_where_preallocation_holds_4() -> None:

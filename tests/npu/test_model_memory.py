@@ -129,6 +129,17 @@ def test_a_swap_file_takes_no_memory(model: Path, tmp_path: Path, monkeypatch: p
         load(None)
 
 
+def test_constants_of_int4_must_be_there_too(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 layers and 2 heads: 16 offsets and three matrices of 16 x 16. An extent is four blocks of int4, each 8 rows
+    of 160 bytes, so that 204 of them are in a pool of 1 MiB."""
+    enough = WEIGHTS_BYTES + RUNTIME_BYTES + 204 * 4 * 8 * 160 + 2 * 2 * (16 + 3 * 16 * 16) * 4 - LOADED
+    left(monkeypatch, enough - 1)
+    with pytest.raises(RegionError, match="does not fit"):
+        Engine.load(model, kv="int4", pool_bytes=POOL_BYTES, cache_dir=tmp_path)
+    left(monkeypatch, enough)
+    Engine.load(model, kv="int4", pool_bytes=POOL_BYTES, cache_dir=tmp_path).close()
+
+
 def test_what_is_to_stay_staged_must_be_there_too(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(runtime: str) -> None:
         Engine.load(model, runtime=runtime, pool_bytes=POOL_BYTES, resident_bytes=8 * MIB, cache_dir=tmp_path).close()

@@ -60,6 +60,27 @@ def test_each_runtime_takes_what_it_needs(
     assert ("the emulated NPU's copy" in capsys.readouterr().out) == (device > 0)
 
 
+def test_constants_of_int4_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """24 layers of 2 heads of 128: 128 offsets and three matrices, 9.0 MiB in float32."""
+    arguments = [
+        "plan",
+        "--geometry",
+        "layers=24,kv_heads=2,head_dim=128,heads=12",
+        "--weights",
+        "1GB",
+        "--ram",
+        "4GiB",
+    ]
+    for kv, constants in (("int8", 0), ("int4", 24 * 2 * (128 + 3 * 128 * 128) * 4)):
+        assert main([*arguments, "--runtime", "cpu", "--kv", kv, "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["constants_bytes"] == constants
+        beside = answer["process_bytes"] - answer["weights_bytes"] - answer["runtime_bytes"] - answer["pool_bytes"]
+        assert beside == constants
+        assert main([*arguments, "--runtime", "cpu", "--kv", kv]) == 0
+        assert ("constants of int4" in capsys.readouterr().out) == (constants > 0)
+
+
 def test_what_stays_staged_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--geometry", "layers=24,kv_heads=2,head_dim=128,heads=12", "--weights", "1GB"]
     arguments += ["--ram", "4GiB", "--resident", "100MiB", "--json"]
