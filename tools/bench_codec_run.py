@@ -24,7 +24,7 @@ from npu.weights import Activations
 from .bench_rows import Figure, Row, take_turns, timed
 from .inputs import read_text
 
-__all__ = ["Drift", "quality_figures", "scatter_rows", "texts_of"]
+__all__ = ["Drift", "Text", "quality_figures", "scatter_rows", "texts_of"]
 
 GOLDENS = Path(__file__).parent.parent / "tests" / "goldens"
 """In a checkout; an installed rockpage has none."""
@@ -195,4 +195,5 @@ def _scatter(
     table = cache.table(codec)
     table.append(len(keys))
     slots, codes = table.slots(0, len(keys)), np.full(len(keys), codec.code, np.uint8)
-    return partial(cache.write, 0, slots, keys, values, codes)
+    feedback = np.zeros((*keys.shape[1:], keys.shape[2]), np.float32) if codec is INT4 else None  # as a model's is
+    return partial(cache.write, 0, slots, keys, values, codes, feedback=feedback)
