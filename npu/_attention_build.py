@@ -25,6 +25,7 @@ ffi.set_source(
         "hostcache/_isa.h",
         "npu/_attention.h",
         "hostcache/_codec.h",
+        "npu/_attention_ahead.h",
         "npu/_attention_body.h",
         "npu/_attention_fp16.h",
         "npu/_attention_levels.h",
