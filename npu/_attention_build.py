@@ -31,6 +31,7 @@ ffi.set_source(
         "npu/_attention_levels.h",
         "npu/_attention_tile.h",
         "npu/_attention_walk.h",
+        "npu/_attention_x86.h",
         "npu/_threads.h",
     ],
     # No contraction: the kernel writes its fused multiply-adds out, so that a row's bits never depend on inlining.
