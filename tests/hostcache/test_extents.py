@@ -175,6 +175,16 @@ def test_thrifty_pools_do_not_search_all_extents(total: int, monkeypatch: pytest
     assert looks <= 3 * len(taken)
 
 
+def test_a_block_freed_in_a_full_extent_is_found_again() -> None:
+    extents, (_, _, lean) = pools(2)
+    lean.allocate(4)  # the first extent is full
+    extents.thrifty = True
+    assert lean.allocate(1) + lean.allocate(1) == [4, 5]  # which is noticed here
+    lean.release(2)
+    assert lean.allocate(2) == [2, 6]
+    extents.check()
+
+
 def test_blocks_that_come_and_go_leave_no_trail() -> None:
     """A block beside another that is in use is cached and used again, over and over."""
     extents, (_, _, lean) = pools(1)
