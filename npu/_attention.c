@@ -89,6 +89,29 @@ static int32_t segments_of(const rp_attention_step *step, int32_t sequence)
     return rp_block_count(blocks, rp_segment_blocks(step->block_tokens));
 }
 
+/* KV heads of a sequence that a unit of work takes together, for they lie side by side in a block. One, where there are
+ * rows of several tokens, or where more would leave threads without work. */
+static int32_t heads_of(const rp_attention_step *step, int32_t sequence, int32_t segments)
+{
+    const bool scarce = step->threads > 1 && (int64_t)step->sequences * segments < 4 * (int64_t)step->threads;
+    if (scarce || rows_of(step, sequence) != step->group)
+        return 1;
+    const int32_t codec = step->codecs[sequence];
+    const int32_t span_bytes = 2 * RP_SPAN * step->layouts[codec].token_bytes;
+    const int32_t by_bytes = (codec == RP_FP16 ? RP_FP16_SPAN_BYTES : RP_LEVELS_SPAN_BYTES) / span_bytes;
+    const int32_t by_rows = RP_TILE_ROWS / step->group, most = by_bytes < by_rows ? by_bytes : by_rows;
+    if (most <= 1)
+        return 1;
+    const int32_t units = (step->kv_heads + most - 1) / most;
+    return (step->kv_heads + units - 1) / units;
+}
+
+/* Units that so many heads at a time make of all. */
+static int32_t units_of(const rp_attention_step *step, int32_t heads)
+{
+    return (step->kv_heads + heads - 1) / heads;
+}
+
 void rp_plan(const rp_attention_step *step)
 {
     step->unit_starts[0] = 0;
@@ -97,7 +120,8 @@ void rp_plan(const rp_attention_step *step)
         const int32_t rows = rows_of(step, i), segments = segments_of(step, i);
         const int32_t tiles = (rows + RP_TILE_ROWS - 1) / RP_TILE_ROWS;
         const int64_t parts = segments > 1 ? (int64_t)segments * step->kv_heads * rows * (step->head_dim + 2) : 0;
-        step->unit_starts[i + 1] = step->unit_starts[i] + tiles * segments * step->kv_heads;
+        const int32_t units = units_of(step, heads_of(step, i, segments));
+        step->unit_starts[i + 1] = step->unit_starts[i] + tiles * segments * units;
         step->part_starts[i + 1] = step->part_starts[i] + parts;
     }
 }
@@ -122,11 +146,14 @@ static rp_tile tile_of(const rp_attention_step *step, int32_t unit)
     const int32_t i = sequence_of(step, unit);
     const int32_t segments = segments_of(step, i);
     const int32_t own = unit - step->unit_starts[i];
-    const int32_t first = own / (step->kv_heads * segments) * RP_TILE_ROWS;
-    const int32_t rows = rows_of(step, i) - first;
+    const int32_t heads = heads_of(step, i, segments), units = units_of(step, heads);
+    const int32_t kv_head = own / segments % units * heads;
+    const int32_t first = own / (units * segments) * RP_TILE_ROWS;
+    const int32_t rows = rows_of(step, i) - first, left = step->kv_heads - kv_head;
     rp_tile tile = {
         .sequence = i,
-        .kv_head = own / segments % step->kv_heads,
+        .kv_head = kv_head,
+        .heads = heads < left ? heads : left,
         .first = first,
         .rows = rows < RP_TILE_ROWS ? rows : RP_TILE_ROWS,
         .segment = own % segments,
@@ -135,6 +162,7 @@ static rp_tile tile_of(const rp_attention_step *step, int32_t unit)
     if (segments > 1) /* of a single tile */
         tile.parts = step->parts + step->part_starts[i] +
                      (int64_t)tile.kv_head * segments * tile.rows * (step->head_dim + 2);
+    tile.rows *= tile.heads;
     return tile;
 }
 

@@ -189,15 +189,7 @@ static inline ivec i_multiply_add(ivec sum, hvec a, hvec b)
     return sum;
 }
 
-/* 16 bytes of int4 codes become the 32 levels of a group. */
-static inline void i_unpack(const uint8_t *codes, int8_t *levels)
-{
-    const __m128i table = _mm_loadu_si128((const __m128i *)rp_int4_levels);
-    const __m128i both = _mm_loadu_si128((const __m128i *)codes), four = _mm_set1_epi8(15);
-    _mm_storeu_si128((__m128i *)levels, _mm_shuffle_epi8(table, _mm_and_si128(both, four)));
-    _mm_storeu_si128((__m128i *)(levels + 16), _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(both, 4), four)));
-}
-
+#include "_attention_x86.h"
 #define RP_KERNEL rp_kernel_avx512
 #define RP_NAME "avx512"
 #include "_attention_body.h"

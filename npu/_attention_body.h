@@ -40,6 +40,7 @@ enum { ROWS = RP_ROWS, WIDE = 4 };
 #endif
 
 #include "_attention_walk.h"
+#include "_attention_ahead.h"
 #include "_attention_fp16.h"
 #include "_attention_levels.h"
 
@@ -102,36 +103,50 @@ ALWAYS_INLINE void weigh(rp_scratch *s, int32_t row, int64_t head_dim, const rp_
     v_store(s->total[row], total);
 }
 
-/* Rows from which what is fetched ahead is best fetched late: K and V of two spans do not fit the first cache. Smaller
- * ones go by too fast for that. */
-enum { FETCH_LATE_FROM = 2048 };
-
-/* Attend all rows over `pieces` pieces; of the `laters` pieces that come next, K at least is fetched meanwhile. */
-static void attend_span(const tile_view *view, rp_scratch *s, const rp_piece *piece, int32_t pieces,
-                        const rp_piece *later, int32_t laters)
+/* Attend the rows of one of the tile's heads over `pieces` pieces, while what lies ahead is fetched. `next_k` is the K
+ * that comes behind their V; NULL: none does. */
+static void attend_span(const tile_view *view, rp_scratch *s, int32_t head, const rp_piece *piece, int32_t pieces,
+                        const uint8_t *const *next_k, rows_ahead *ahead)
 {
     const int64_t head_dim = view->step->head_dim;
-    const int32_t rows = view->rows;
-    const bool late = RP_PIECE * view->layout->token_bytes >= FETCH_LATE_FROM;
-    const uint8_t *behind_k[RP_SPAN_PIECES], *behind_v[RP_SPAN_PIECES]; /* what is fetched beside either */
+    const int32_t head_rows = view->rows / view->heads, first = head * head_rows, end = first + head_rows;
     for (int32_t i = 0; i < pieces; i++) {
-        const uint8_t *k = i < laters ? later[i].k : NULL, *v = i < laters ? later[i].v : NULL;
-        behind_k[i] = late ? piece[i].v : k;
-        behind_v[i] = late ? k : v;
-    }
-
-    for (int32_t i = 0; i < pieces; i++)
+        const uint8_t *row = next_row(view, ahead);
         if (view->codec == RP_FP16)
-            score_piece_fp16(s, rows, head_dim, piece + i, i * RP_PIECE, behind_k[i]);
+            score_piece_fp16(s, first, end, head_dim, piece + i, i * RP_PIECE, (fetches){piece[i].v, row});
         else
-            score_piece_levels(s, view->codec, view->layout, rows, head_dim, piece + i, i * RP_PIECE, behind_k[i]);
-    for (int32_t r = 0; r < rows; r++)
+            score_piece_levels(s, view->codec, view->layout, first, end, head_dim, piece + i, i * RP_PIECE, row);
+    }
+    for (int32_t r = first; r < end; r++)
         weigh(s, r, head_dim, piece, pieces);
+    const uint8_t *row[RP_SPAN_PIECES];
+    for (int32_t i = 0; i < pieces; i++)
+        row[i] = next_row(view, ahead);
     if (view->codec == RP_FP16)
         for (int32_t i = 0; i < pieces; i++)
-            add_piece_fp16(s, rows, head_dim, piece + i, i * RP_PIECE, behind_v[i]);
+            add_piece_fp16(s, first, end, head_dim, piece + i, i * RP_PIECE, (fetches){next_k[i], row[i]});
     else
-        add_span_levels(s, view->codec, view->layout, rows, head_dim, piece, pieces, behind_v);
+        add_span_levels(s, view->codec, view->layout, first, end, head_dim, piece, pieces, row);
+}
+
+/* Attend all heads over `pieces` pieces, before the `laters` pieces behind them. Afterwards `piece` is the last head's. */
+static void attend_heads(const tile_view *view, rp_scratch *s, rp_piece *piece, int32_t pieces, const rp_piece *later,
+                         int32_t laters)
+{
+    rows_ahead ahead = begin_ahead(view, later, laters);
+    for (int32_t head = 0;; head++) {
+        const bool last = head + 1 == view->heads;
+        const uint8_t *next_k[RP_SPAN_PIECES];
+        for (int32_t i = 0; i < pieces; i++)
+            next_k[i] = !last ? piece[i].k + view->layout->row_bytes : i < laters ? later[i].k : NULL;
+        attend_span(view, s, head, piece, pieces, next_k, &ahead);
+        if (last)
+            return;
+        for (int32_t i = 0; i < pieces; i++) {
+            piece[i].k += view->layout->row_bytes;
+            piece[i].v += view->layout->row_bytes;
+        }
+    }
 }
 
 /* Begin the sums of a row's next segment. */
@@ -158,13 +173,14 @@ static void attend_blocks(const tile_view *view, rp_scratch *s, walk at)
     const int32_t block_tokens = view->step->block_tokens;
     rp_piece pieces[2][RP_SPAN_PIECES];
     int32_t now = 0, count = next_span(view, s, &at, pieces[0]);
+    fetch_span(view, pieces[0], count);
     while (count) {
         const int32_t later = next_span(view, s, &at, pieces[!now]);
-        const rp_piece *first = pieces[now];
+        rp_piece *first = pieces[now];
         if (first->before == 0 && segment_ends(&at, first->position / block_tokens, block_tokens))
             for (int32_t r = 0; r < view->rows; r++)
                 end_segment(s, r, view->step->head_dim);
-        attend_span(view, s, first, count, pieces[!now], later);
+        attend_heads(view, s, first, count, pieces[!now], later);
         count = later;
         now = !now;
     }
@@ -208,6 +224,7 @@ static tile_view view_of(const rp_attention_step *step, const rp_tile *tile)
         .step = step,
         .layout = layout,
         .codec = codec,
+        .heads = tile->heads,
         .rows = tile->rows,
         .k = step->layer * 2 * kv + tile->kv_head * layout->row_bytes,
         .kv = kv,
@@ -215,11 +232,17 @@ static tile_view view_of(const rp_attention_step *step, const rp_tile *tile)
     };
 }
 
-/* The token that a row of a tile is for. */
+/* Which of the sequence's tokens of this step a row of a tile is for. */
+static int32_t token_of(const rp_attention_step *step, const rp_tile *tile, int32_t row)
+{
+    return tile->heads > 1 ? 0 : (tile->first + row) / step->group;
+}
+
+/* Its position in the context. */
 static int32_t position_of(const rp_attention_step *step, const rp_tile *tile, int32_t row)
 {
     const int32_t asking = step->query_starts[tile->sequence + 1] - step->query_starts[tile->sequence];
-    return step->context_lens[tile->sequence] - asking + (tile->first + row) / step->group;
+    return step->context_lens[tile->sequence] - asking + token_of(step, tile, row);
 }
 
 /* Blocks between those of the sinks and that of a row's window. */
@@ -232,9 +255,10 @@ static int32_t skipped_by(const rp_attention_step *step, const rp_tile *tile, in
 /* Floats of q, and of out, before a row of a tile. */
 static int64_t offset_of(const rp_attention_step *step, const rp_tile *tile, int32_t row)
 {
-    const int32_t token = step->query_starts[tile->sequence] + (tile->first + row) / step->group;
-    const int32_t head = tile->kv_head * step->group + (tile->first + row) % step->group;
-    return ((int64_t)token * step->kv_heads * step->group + head) * step->head_dim;
+    const int32_t token = token_of(step, tile, row);
+    const int32_t head = tile->kv_head * step->group + tile->first + row - token * step->group;
+    return ((int64_t)(step->query_starts[tile->sequence] + token) * step->kv_heads * step->group + head) *
+           step->head_dim;
 }
 
 /* Attend rows that all look into the same blocks, up to their own position. */

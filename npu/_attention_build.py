@@ -25,11 +25,13 @@ ffi.set_source(
         "hostcache/_isa.h",
         "npu/_attention.h",
         "hostcache/_codec.h",
+        "npu/_attention_ahead.h",
         "npu/_attention_body.h",
         "npu/_attention_fp16.h",
         "npu/_attention_levels.h",
         "npu/_attention_tile.h",
         "npu/_attention_walk.h",
+        "npu/_attention_x86.h",
         "npu/_threads.h",
     ],
     # No contraction: the kernel writes its fused multiply-adds out, so that a row's bits never depend on inlining.

@@ -1,12 +1,34 @@
 /* Scores and sums over fp16 K and V, widened on load. A part of _attention_body.h. */
 
-enum { LINE = 64 }; /* bytes of a cache line */
+/* Rows that are fetched meanwhile, to the first cache and to the second; NULL: none. */
+typedef struct {
+    const uint8_t *soon;
+    const uint8_t *ahead;
+} fetches;
+
+/* A line or two at a time: more than a core can wait for at once would hold it up. */
+ALWAYS_INLINE void fetch_lines(fetches rows, int64_t from, int bytes)
+{
+    if (rows.soon)
+        UNROLL for (int byte = 0; byte < bytes; byte += LINE)
+            FETCH_SOON(rows.soon + from + byte);
+    if (rows.ahead)
+        UNROLL for (int byte = 0; byte < bytes; byte += LINE)
+            FETCH_AHEAD(rows.ahead + from + byte);
+}
+
+/* Call f as BY_ROWS does, with what it fetches; as a constant that there is nothing to fetch ahead, for the check is
+ * felt. */
+#define BY_ROWS_FETCHING(count, rows, f, ...)                                                                          \
+    do {                                                                                                               \
+        if ((rows).ahead) BY_ROWS(count, f, rows, __VA_ARGS__);                                                        \
+        else BY_ROWS(count, f, ((fetches){(rows).soon, NULL}), __VA_ARGS__);                                           \
+    } while (0)
 
 /* Scores of `rows` queries against tokens from..n-1 of a piece, `from` a multiple of 4. Slots up to the next multiple of
- * 4 get the score of token n-1, so that no unwritten slot is read. `ahead` is a row that is fetched meanwhile; NULL for
- * none. */
-ALWAYS_INLINE void score_fp16(const int rows, const uint16_t *k, const uint8_t *ahead, int64_t head_dim,
-                              const float *query, int32_t from, int32_t n, float (*score)[RP_SPAN], int32_t slot)
+ * 4 get the score of token n-1, so that no unwritten slot is read. */
+ALWAYS_INLINE void score_fp16(const int rows, fetches fetched, const uint16_t *k, int64_t head_dim, const float *query,
+                              int32_t from, int32_t n, float (*score)[RP_SPAN], int32_t slot)
 {
     for (int32_t t = from; t < n; t += 4) {
         const uint16_t *token[4];
@@ -18,9 +40,7 @@ ALWAYS_INLINE void score_fp16(const int rows, const uint16_t *k, const uint8_t *
             UNROLL for (int i = 0; i < 4; i++)
                 dot[r][i] = v_splat(0.0f);
         for (int64_t d = 0; d < head_dim; d += LANES) {
-            if (ahead) /* one line or two at a time: more than a core can wait for at once would hold it up */
-                UNROLL for (int byte = 0; byte < 4 * LANES * 2; byte += LINE)
-                    __builtin_prefetch(ahead + (t * head_dim + 4 * d) * 2 + byte);
+            fetch_lines(fetched, (t * head_dim + 4 * d) * 2, 4 * LANES * 2);
             vec q[ROWS];
             UNROLL for (int r = 0; r < rows; r++)
                 q[r] = v_load(query + r * head_dim + d);
@@ -36,7 +56,7 @@ ALWAYS_INLINE void score_fp16(const int rows, const uint16_t *k, const uint8_t *
 }
 
 /* sum += weight * V for `rows` rows, `wide` vectors of columns from column d on, tokens from..to-1 in order. */
-ALWAYS_INLINE void add_columns_fp16(const int rows, const int wide, const uint16_t *v, const uint8_t *ahead,
+ALWAYS_INLINE void add_columns_fp16(const int rows, const int wide, fetches fetched, const uint16_t *v,
                                     int64_t head_dim, float *sum, int64_t d, float (*weight)[RP_SPAN], int32_t slot,
                                     int32_t from, int32_t to)
 {
@@ -46,9 +66,7 @@ ALWAYS_INLINE void add_columns_fp16(const int rows, const int wide, const uint16
             s[r][c] = v_load(sum + r * head_dim + d + c * LANES);
     for (int32_t t = from; t < to; t++) {
         const int64_t at = t * head_dim + d;
-        if (ahead)
-            UNROLL for (int byte = 0; byte < wide * LANES * 2; byte += LINE)
-                __builtin_prefetch(ahead + at * 2 + byte);
+        fetch_lines(fetched, at * 2, wide * LANES * 2);
         vec w[ROWS];
         UNROLL for (int r = 0; r < rows; r++)
             w[r] = v_splat(weight[r][slot + t]);
@@ -63,30 +81,31 @@ ALWAYS_INLINE void add_columns_fp16(const int rows, const int wide, const uint16
             v_store(sum + r * head_dim + d + c * LANES, s[r][c]);
 }
 
-ALWAYS_INLINE void add_fp16(const int rows, const uint16_t *v, const uint8_t *ahead, int64_t head_dim, float *sum,
+ALWAYS_INLINE void add_fp16(const int rows, fetches fetched, const uint16_t *v, int64_t head_dim, float *sum,
                             float (*weight)[RP_SPAN], int32_t slot, int32_t from, int32_t to)
 {
     int64_t d = 0;
     for (; d + WIDE * LANES <= head_dim; d += WIDE * LANES)
-        add_columns_fp16(rows, WIDE, v, ahead, head_dim, sum, d, weight, slot, from, to);
+        add_columns_fp16(rows, WIDE, fetched, v, head_dim, sum, d, weight, slot, from, to);
     for (; d < head_dim; d += LANES)
-        add_columns_fp16(rows, 1, v, ahead, head_dim, sum, d, weight, slot, from, to);
+        add_columns_fp16(rows, 1, fetched, v, head_dim, sum, d, weight, slot, from, to);
 }
 
-static void score_piece_fp16(rp_scratch *s, int32_t rows, int64_t head_dim, const rp_piece *piece, int32_t slot,
-                             const uint8_t *ahead)
+/* Scores of the rows first..end-1. */
+static void score_piece_fp16(rp_scratch *s, int32_t first, int32_t end, int64_t head_dim, const rp_piece *piece,
+                             int32_t slot, fetches fetched)
 {
     const uint16_t *k = (const uint16_t *)piece->k;
-    for (int32_t r = 0; r < rows; r += ROWS) {
-        const int32_t count = rows - r < ROWS ? rows - r : ROWS;
+    for (int32_t r = first; r < end; r += ROWS) {
+        const int32_t count = end - r < ROWS ? end - r : ROWS;
         const float *query = s->query + r * head_dim;
         int32_t from = 0, n = RP_PIECE;
         if (!piece->whole) { /* from row to row visible never falls, and what is hidden never becomes less */
             n = piece->visible[r + count - 1];
             from = piece->hidden_from[r] == 0 ? piece->hidden_to[r] / 4 * 4 : 0;
         }
-        BY_ROWS(count, score_fp16, k, ahead, head_dim, query, from, n, s->weight + r, slot);
-        ahead = NULL; /* once is enough */
+        BY_ROWS_FETCHING(count, fetched, score_fp16, k, head_dim, query, from, n, s->weight + r, slot);
+        fetched = (fetches){NULL, NULL}; /* once is enough */
     }
 }
 
@@ -94,15 +113,16 @@ static void add_row_fp16(rp_scratch *s, int32_t row, const uint16_t *v, int64_t 
                          int32_t to)
 {
     if (from < to)
-        add_fp16(1, v, NULL, head_dim, s->sum + row * head_dim, s->weight + row, slot, from, to);
+        add_fp16(1, (fetches){NULL, NULL}, v, head_dim, s->sum + row * head_dim, s->weight + row, slot, from, to);
 }
 
-static void add_piece_fp16(rp_scratch *s, int32_t rows, int64_t head_dim, const rp_piece *piece, int32_t slot,
-                           const uint8_t *ahead)
+/* Sums of the rows first..end-1. */
+static void add_piece_fp16(rp_scratch *s, int32_t first, int32_t end, int64_t head_dim, const rp_piece *piece,
+                           int32_t slot, fetches fetched)
 {
     const uint16_t *v = (const uint16_t *)piece->v;
-    for (int32_t r = 0; r < rows; r += ROWS) {
-        const int32_t count = rows - r < ROWS ? rows - r : ROWS;
+    for (int32_t r = first; r < end; r += ROWS) {
+        const int32_t count = end - r < ROWS ? end - r : ROWS;
         const int32_t last = r + count - 1;
         int32_t shared = 0; /* tokens that all these rows see: they go together */
         if (piece->whole)
@@ -110,8 +130,9 @@ static void add_piece_fp16(rp_scratch *s, int32_t rows, int64_t head_dim, const 
         else if (piece->hidden_from[last] == piece->hidden_to[last]) /* so nothing is hidden from those before it */
             shared = piece->visible[r];
         if (shared > 0) {
-            BY_ROWS(count, add_fp16, v, ahead, head_dim, s->sum + r * head_dim, s->weight + r, slot, 0, shared);
-            ahead = NULL;
+            BY_ROWS_FETCHING(count, fetched, add_fp16, v, head_dim, s->sum + r * head_dim, s->weight + r, slot, 0,
+                             shared);
+            fetched = (fetches){NULL, NULL};
         }
         for (int32_t i = r; i <= last && !piece->whole; i++) { /* what a row must not see may be NaN: it skips that */
             add_row_fp16(s, i, v, head_dim, slot, shared, piece->hidden_from[i]);

@@ -151,16 +151,17 @@ ALWAYS_INLINE void score_levels(const int rows, const int16_t *keys, const uint8
             v_store(score[r] + slot + v * LANES, sum[r][v] * v_splat(query_scale[r]));
 }
 
-static void score_piece_levels(rp_scratch *s, int32_t codec, const rp_codec_layout *layout, int32_t rows,
-                               int64_t head_dim, const rp_piece *piece, int32_t slot, const uint8_t *ahead)
+static void score_piece_levels(rp_scratch *s, int32_t codec, const rp_codec_layout *layout, int32_t first,
+                               int32_t end, int64_t head_dim, const rp_piece *piece, int32_t slot,
+                               const uint8_t *ahead)
 {
     if (!ahead)
         ahead = piece->k; /* it is there: that does nothing */
     load_scales(layout, piece->k, piece, s->scales[0]);
     i_transpose(levels_of(codec, layout, head_dim, piece->k, piece->size, s->levels[0]), head_dim, piece->size,
                 s->keys16);
-    for (int32_t r = 0; r < rows; r += ROWS) {
-        const int32_t count = rows - r < ROWS ? rows - r : ROWS;
+    for (int32_t r = first; r < end; r += ROWS) {
+        const int32_t count = end - r < ROWS ? end - r : ROWS;
         const int16_t *query = s->query16 + r * query16_stride(head_dim);
         if (layout->groups == 1) /* as a constant: it saves a loop */
             BY_ROWS(count, score_levels, s->keys16, ahead, codec == RP_INT4, head_dim, 1, query, s->query_scale + r,
@@ -248,8 +249,9 @@ ALWAYS_INLINE void add_levels(const int rows, const bool full, const int shift, 
         add_columns_levels(rows, 1, full, shift, v, head_dim, sum, d, weight, scale);
 }
 
-static void add_span_levels(rp_scratch *s, int32_t codec, const rp_codec_layout *layout, int32_t rows,
-                            int64_t head_dim, const rp_piece *piece, int32_t pieces, const uint8_t *const *ahead)
+static void add_span_levels(rp_scratch *s, int32_t codec, const rp_codec_layout *layout, int32_t first,
+                            int32_t end, int64_t head_dim, const rp_piece *piece, int32_t pieces,
+                            const uint8_t *const *ahead)
 {
     span_values v = {.pieces = pieces, .full = true};
     for (int32_t i = 0; i < pieces; i++) {
@@ -262,10 +264,10 @@ static void add_span_levels(rp_scratch *s, int32_t codec, const rp_codec_layout 
     const int shift = codec == RP_INT4;
     const int64_t group = head_dim / layout->groups;
     for (int32_t g = 0; g < layout->groups; g++) {
-        for (int32_t r = 0; r < rows; r++)
+        for (int32_t r = first; r < end; r++)
             narrow_weights(s, r, piece, pieces, g);
-        for (int32_t r = 0; r < rows; r += ROWS) {
-            const int32_t count = rows - r < ROWS ? rows - r : ROWS;
+        for (int32_t r = first; r < end; r += ROWS) {
+            const int32_t count = end - r < ROWS ? end - r : ROWS;
             float *sum = s->sum + r * head_dim;
             if (v.full) /* as a constant: a loop of few steps is slow */
                 BY_ROWS(count, add_levels, true, shift, &v, head_dim, sum, g * group, (g + 1) * group,

@@ -15,7 +15,9 @@ enum {
     RP_SPAN = RP_SPAN_PIECES * RP_PIECE,
     RP_LANES = 16,                         /* of the widest vector */
     RP_MAX_GROUPS = RP_MAX_HEAD_DIM / 32,  /* scales of a token's row of one head */
-    RP_SLACK = 32                          /* bytes behind rows of small integers that whole vectors may read */
+    RP_SLACK = 32,                         /* bytes behind rows of small integers that whole vectors may read */
+    RP_FP16_SPAN_BYTES = 64 << 10,         /* of K and V in a span that heads may share: two of them fit a second cache, */
+    RP_LEVELS_SPAN_BYTES = 24 << 10        /* two of these nearly a first one, where what is fetched of them goes */
 };
 
 /* Scores and their maxima are exponents of 2. The second is a row's maximum before it has seen a token, the first the
@@ -23,18 +25,20 @@ enum {
 #define RP_UNSEEN (-0x1p101f)
 #define RP_NOTHING (-0x1p100f)
 
-/* A unit of work. The rows of a sequence for one KV head are numbered token by token, `group` heads each. */
+/* A unit of work. The rows of a sequence for one KV head are numbered token by token, `group` heads each; those for the
+ * next KV head of a tile follow them. */
 typedef struct {
     int32_t sequence;
-    int32_t kv_head;
+    int32_t kv_head;  /* the first */
+    int32_t heads;    /* KV heads; one, but for a sequence of a single token */
     int32_t first;
-    int32_t rows;     /* at most RP_TILE_ROWS */
+    int32_t rows;     /* of all its heads, at most RP_TILE_ROWS */
     float *parts;     /* NULL: all is computed and goes to out; else segments' results, [segments][rows][head_dim + 2]: */
     int32_t segment;  /* which one to compute */
     int32_t segments; /* of them */
 } rp_tile;
 
-/* The K and V of one KV head for up to RP_PIECE tokens of a block, and what a tile's rows see of them. */
+/* The K and V of a KV head for up to RP_PIECE tokens of a block, and what a tile's rows see of them. */
 typedef struct {
     const uint8_t *k;
     const uint8_t *v;

@@ -6,9 +6,10 @@ typedef struct {
     const rp_attention_step *step;
     const rp_codec_layout *layout;
     int32_t codec;
-    int32_t rows;
+    int32_t heads;
+    int32_t rows; /* of all of them */
     int32_t sinks;
-    int64_t k;  /* bytes from a block to the K of the tile's KV head */
+    int64_t k;  /* bytes from a block to the K of the tile's first KV head; the next one's lies behind */
     int64_t kv; /* from that to its V */
     const int32_t *table;
 } tile_view;

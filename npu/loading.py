@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypedDict
 
 from hostcache.cache import PagedKVCache
@@ -115,6 +116,10 @@ class LoadOptions(TypedDict, total=False):
     max_sequences: int
     prefill_chunk: int
     step_seconds: float | None
+    max_waiting: int
+    ageing_seconds: float
+    client_weights: Mapping[str, float]
+    max_preemptions: int
     swap_bytes: int
     swap_folder: str | os.PathLike[str] | None
     cache_dir: str | os.PathLike[str] | None
@@ -142,6 +147,10 @@ def load_parts(
     max_sequences: int = 64,
     prefill_chunk: int = 64,
     step_seconds: float | None = None,
+    max_waiting: int = SchedulerConfig.max_waiting,
+    ageing_seconds: float = SchedulerConfig.ageing_seconds,
+    client_weights: Mapping[str, float] = MappingProxyType({}),
+    max_preemptions: int = SchedulerConfig.max_preemptions,
     swap_bytes: int = 0,
     swap_folder: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -172,6 +181,10 @@ def load_parts(
         max_sequences: most sequences that run at once.
         prefill_chunk: most prompt tokens of one sequence in one step.
         step_seconds: how long an answer may pause while prompts are computed, see `hostcache.SchedulerConfig`.
+        max_waiting: most requests that wait; more are refused.
+        ageing_seconds: waiting that is worth one priority.
+        client_weights: shares of clients that are not to count as 1, by the name that their requests give.
+        max_preemptions: how often a request may lose its blocks to others before all that it may need is kept for it.
         swap_bytes: room beside the pool for the KV of preempted requests; 0: it is computed again.
         swap_folder: where a file without a name holds that; a disk, which costs no memory. None: memory does.
         cache_dir: where repacked weights are kept; None: the user's cache folder.
@@ -204,6 +217,10 @@ def load_parts(
             max_sequences=max_sequences,
             prefill_chunk=min(prefill_chunk, max_rows),
             step_seconds=step_seconds,
+            max_waiting=max_waiting,
+            ageing_seconds=ageing_seconds,
+            client_weights=client_weights,
+            max_preemptions=max_preemptions,
             model_window=max(windows) if all(windows) else 0,
         )
         segments = None if dense is None else DenseFolder(dense, source, cache_dir=cache_dir)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hostcache import (
     FinishReason,
     Namespace,
+    PrefixCaches,
     Request,
     Scheduler,
     StepPlan,
@@ -23,7 +24,6 @@ from hostcache import (
 from hostcache.block_layout import BlockLayout
 from hostcache.codec_pools import unit_bytes
 from hostcache.errors import BlockStateError, RequestRefused
-from hostcache.prefix_caches import PrefixCaches
 
 from .replay_measure import Measurement, PoolState
 from .replay_setup import Setup

@@ -17,6 +17,9 @@ ATTENTION_FAULTS = [
         ("rows walk through blocks that the first one's window hides", "skipped_by(step, &rows, rows.rows) == skipped_by(step, &rows, 0)", "true"),
         ("the output is not rotated back", "if (view->layout->rotation > 1)\n        rotate_row(part", "if (false)\n        rotate_row(part"),
         ("a thread computes the segments behind its own, too", "        behind = first + segment < behind ? first + segment : behind;\n", ""),
+        ("all heads of a tile read the first one's K", "            piece[i].k += view->layout->row_bytes;\n", ""),
+        ("all heads of a tile read the first one's V", "            piece[i].v += view->layout->row_bytes;\n", ""),
+        ("heads that go together are taken for tokens", "tile->heads > 1 ? 0 : ", ""),
         ("segments are merged without the first", "float *part = part_of(step, tile, 0, r);", "float *part = part_of(step, tile, 1, r);"),
     ),
     *group(
@@ -38,6 +41,7 @@ ATTENTION_FAULTS = [
     *group(
         "npu/_attention.c",
         "npu/test_cpu_attention_codecs.py",
+        ("the last heads are more than there are", "heads < left ? heads : left", "heads"),
         ("what is merged does not shrink", "into[d] = into[d] * shrink", "into[d] = into[d]"),
         ("heads share their segments' memory", "(int64_t)tile.kv_head * segments * tile.rows", "(int64_t)0 * segments * tile.rows"),
         ("a tile is merged once only", "            *finished = 0;\n", ""),

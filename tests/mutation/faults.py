@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .attention_faults import ATTENTION_FAULTS
 from .codec_faults import CODEC_FAULTS
+from .dense_faults import DENSE_FAULTS
 from .extent_faults import EXTENT_FAULTS
 from .fault import group
 from .model_faults import MODEL_FAULTS
@@ -794,6 +795,7 @@ DOCTOR = [
 FAULTS = [
     *ATTENTION_FAULTS,
     *CODEC_FAULTS,
+    *DENSE_FAULTS,
     *EXTENT_FAULTS,
     *POOL,
     *FENCES,

@@ -78,13 +78,13 @@ LONG = 1300
 """Tokens: two segments and a part of one."""
 
 
-def prompt(codec: Codec, head_dim: int = 32) -> tuple[PagedMemory, list[int], NDArray[np.float32]]:
-    """Tokens in scattered blocks, and the queries of the last 40: 2 KV heads, groups of 3."""
+def prompt(codec: Codec, kv_heads: int = 2, group: int = 3) -> tuple[PagedMemory, list[int], NDArray[np.float32]]:
+    """Tokens in scattered blocks, and the queries of the last 40."""
     rng = np.random.default_rng(11)
-    memory = PagedMemory(KVGeometry(layers=1, kv_heads=2, head_dim=head_dim), 4 * 90, INT4)
+    memory = PagedMemory(KVGeometry(layers=1, kv_heads=kv_heads, head_dim=32), 4 * 90, INT4)
     table = (rng.permutation(90)[: -(-LONG // 16)] * 4).tolist()
     memory.fill(table, LONG, rng, codec)
-    return memory, table, rng.standard_normal((40, 6, head_dim)).astype(np.float32)
+    return memory, table, rng.standard_normal((40, kv_heads * group, 32)).astype(np.float32)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -107,6 +107,19 @@ def test_chunks_company_and_threads_do_not_change_a_bit(isa: str, codec: Codec, 
         for threads in (1, 2, 3) if row in (0, 39) else (1,):
             out = attend(memory, batch, rows, threads=threads, isa=isa)
             np.testing.assert_array_equal(out[[0, 2]], whole[[row, row]])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("codec", CODECS.values(), ids=list(CODECS))
+@pytest.mark.parametrize(("kv_heads", "group"), [(7, 4), (5, 9), (1, 25), (26, 1)])
+def test_heads_that_go_together_are_as_they_are_apart(isa: str, codec: Codec, kv_heads: int, group: int) -> None:
+    """Of a single token a unit of work takes up to 24 rows of several KV heads; of two tokens, one head's."""
+    memory, table, q = prompt(codec, kv_heads, group)
+    apart = attend(memory, batch_of([table], [LONG], [2], codecs=[codec]), q[:2], isa=isa)
+    for threads in (1, 2):  # the latter for each segment
+        batch = batch_of([table] * 3, [LONG, LONG - 1, LONG], [1] * 3, codecs=[codec] * 3)
+        together = attend(memory, batch, q[[1, 0, 1]], threads=threads, isa=isa)
+        np.testing.assert_array_equal(together, apart[[1, 0, 1]])
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=list(CODECS))
