@@ -14,7 +14,13 @@ ffi.set_source(
     "hostcache._kv",
     "#include <stdint.h>\n" + DECLARATIONS,
     sources=["hostcache/_kv.c", "hostcache/_rows.c", "hostcache/_rows_avx2.c", "hostcache/_rows_neon.c"],
-    depends=[f"hostcache/{name}.h" for name in ("_kv", "_rows", "_codec", "_fp16", "_isa")],
+    depends=[
+        "hostcache/_codec.h",
+        "hostcache/_fp16.h",
+        "hostcache/_isa.h",
+        "hostcache/_kv.h",
+        "hostcache/_rows.h",
+    ],
     # Quantised bytes must not depend on the instruction set, so no product and sum become one.
     extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden"],
 )
