@@ -35,8 +35,8 @@ static int64_t scale_bytes_of(int32_t codec, int32_t head_dim)
 }
 
 /* Write one token of a row. Rows and tokens are at even addresses but for int8 heads of an odd size. */
-static void write_token(int32_t codec, const float *src, const float *feedback, uint8_t *row, int64_t offset,
-                        int32_t block_tokens, int32_t head_dim)
+static void write_token(int32_t codec, const float *src, uint8_t *row, int64_t offset, int32_t block_tokens,
+                        int32_t head_dim)
 {
     const int64_t token_bytes = token_bytes_of(codec, head_dim);
     uint8_t *codes = row + offset * token_bytes;
@@ -45,7 +45,21 @@ static void write_token(int32_t codec, const float *src, const float *feedback, 
         return;
     }
     uint16_t *scales = (uint16_t *)(row + block_tokens * token_bytes + offset * scale_bytes_of(codec, head_dim));
-    rp_encode_row(row_ops, codec, src, head_dim, feedback, codes, scales);
+    rp_encode_row(row_ops, codec, src, head_dim, codes, scales);
+}
+
+/* Write one token's keys of all heads in int4, `step` bytes apart. */
+static void write_keys(const float *src, const float *feedback, uint8_t *row, int64_t step, int64_t offset,
+                       int32_t block_tokens, int32_t kv_heads, int32_t head_dim)
+{
+    const int64_t token_bytes = token_bytes_of(RP_INT4, head_dim);
+    uint8_t *codes = row + offset * token_bytes;
+    uint8_t *scales = row + block_tokens * token_bytes + offset * scale_bytes_of(RP_INT4, head_dim);
+    for (int32_t h = 0; h < kv_heads; h += RP_TOGETHER, codes += RP_TOGETHER * step, scales += RP_TOGETHER * step) {
+        const int32_t n = kv_heads - h < RP_TOGETHER ? kv_heads - h : RP_TOGETHER;
+        const float *of_heads = feedback + (int64_t)h * head_dim * head_dim;
+        rp_encode_keys(row_ops, src + (int64_t)h * head_dim, n, head_dim, of_heads, codes, scales, step);
+    }
 }
 
 void rp_kv_write(uint8_t *pool, int64_t unit_bytes, const int64_t *row_bytes, int32_t layer, int32_t block_tokens,
@@ -59,11 +73,14 @@ void rp_kv_write(uint8_t *pool, int64_t unit_bytes, const int64_t *row_bytes, in
         const int64_t block = slots[r] / block_tokens, offset = slots[r] % block_tokens;
         const int64_t step = row_bytes[codec], v_offset = kv_heads * step;
         uint8_t *to = pool + block * unit_bytes + 2 * layer * v_offset;
-        for (int32_t h = 0; h < kv_heads; h++, to += step) {
-            const float *key = k + r * k_stride + (int64_t)h * head_dim, *value = v + r * v_stride + (int64_t)h * head_dim;
-            const float *of_head = feedback ? feedback + (int64_t)h * head_dim * head_dim : NULL;
-            write_token(codec, key, of_head, to, offset, block_tokens, head_dim);
-            write_token(codec, value, NULL, to + v_offset, offset, block_tokens, head_dim);
+        const float *key = k + r * k_stride, *value = v + r * v_stride;
+        const int fed = codec == RP_INT4 && feedback;
+        if (fed)
+            write_keys(key, feedback, to, step, offset, block_tokens, kv_heads, head_dim);
+        for (int32_t h = 0; h < kv_heads; h++, to += step, key += head_dim, value += head_dim) {
+            if (!fed)
+                write_token(codec, key, to, offset, block_tokens, head_dim);
+            write_token(codec, value, to + v_offset, offset, block_tokens, head_dim);
         }
     }
 }

@@ -7,7 +7,7 @@
  * slots       [rows] block * block_tokens + offset; a negative slot marks a padding row, which is skipped
  * codecs      [rows] each one's codec; NULL: all are fp16
  * k, v        [rows] rows of kv_heads * head_dim floats; a stride is the floats from one row to the next
- * feedback    [kv_heads][head_dim][head_dim] of K in int4: rp_encode_row's (_rows.h); NULL: none
+ * feedback    [kv_heads][head_dim][head_dim] of K in int4: rp_encode_keys' (_rows.h); NULL: none
  *
  * fp16 rounds to nearest even; what exceeds it becomes infinity. The caller has checked every range. */
 void rp_kv_write(uint8_t *pool, int64_t unit_bytes, const int64_t *row_bytes, int32_t layer, int32_t block_tokens,

@@ -65,10 +65,10 @@ static void combine_plain(const float *x, const float *matrix, int32_t n, float 
     rp_combine(x, matrix, n, y);
 }
 
-static void round_onward_plain(float *row, int32_t from, int32_t to, int32_t head_dim, float scale,
-                             const float *feedback, int8_t *rounded)
+static void round_onward_plain(float *rows, int32_t n, int32_t from, int32_t to, int32_t head_dim,
+                              const float *steps, const float *feedback, int8_t *rounded)
 {
-    rp_round_onward(row, from, to, head_dim, scale, feedback, rounded);
+    rp_round_onward(rows, n, from, to, head_dim, steps, feedback, rounded);
 }
 
 const rp_row_ops rp_plain_rows = {convert_plain, rp_rotate, decode_plain, peak_plain,   round_plain,
@@ -122,8 +122,8 @@ static uint16_t scale_of(const rp_row_ops *ops, int32_t codec, const float *x, i
     return best;
 }
 
-void rp_encode_row(const rp_row_ops *ops, int32_t codec, const float *src, int32_t head_dim, const float *feedback,
-                   uint8_t *codes, uint16_t *scales)
+void rp_encode_row(const rp_row_ops *ops, int32_t codec, const float *src, int32_t head_dim, uint8_t *codes,
+                   uint16_t *scales)
 {
     const int32_t group = rp_codec_group(codec, head_dim);
     float row[RP_MOST_HEAD_DIM];
@@ -136,8 +136,6 @@ void rp_encode_row(const rp_row_ops *ops, int32_t codec, const float *src, int32
         *scales++ = scale;
         if (scale == 0 || scale == NO_SCALE) /* the levels are of no account */
             memset(rounded + start, 0, (size_t)group);
-        else if (codec == RP_INT4 && feedback)
-            ops->round_onward(row, start, start + group, head_dim, rp_f32_from_f16(scale), feedback, rounded);
         else /* by the scale as it is stored, so that its own rounding costs nothing */
             ops->round(row + start, group, 1.0f / rp_f32_from_f16(scale), rounded + start);
         if (codec == RP_INT4)
@@ -145,4 +143,26 @@ void rp_encode_row(const rp_row_ops *ops, int32_t codec, const float *src, int32
     }
     if (codec == RP_INT8)
         memcpy(codes, rounded, (size_t)head_dim);
+}
+
+void rp_encode_keys(const rp_row_ops *ops, const float *src, int32_t n, int32_t head_dim, const float *feedback,
+                    uint8_t *codes, uint8_t *scales, int64_t step)
+{
+    const int32_t group = rp_codec_group(RP_INT4, head_dim);
+    float rows[RP_TOGETHER * RP_MOST_HEAD_DIM], steps[RP_TOGETHER];
+    int8_t rounded[RP_TOGETHER * RP_MOST_HEAD_DIM] = {0};
+
+    memcpy(rows, src, (size_t)n * (size_t)head_dim * sizeof *rows);
+    ops->rotate(rows, n * head_dim, rp_codec_rotation(RP_INT4, head_dim));
+    for (int32_t start = 0; start < head_dim; start += group, scales += sizeof(uint16_t)) {
+        for (int32_t r = 0; r < n; r++) {
+            const float *of_group = rows + r * head_dim + start;
+            const uint16_t scale = scale_of(ops, RP_INT4, of_group, group, ops->peak(of_group, group));
+            memcpy(scales + r * step, &scale, sizeof scale);
+            steps[r] = scale == NO_SCALE ? 0 : rp_f32_from_f16(scale);
+        }
+        ops->round_onward(rows, n, start, start + group, head_dim, steps, feedback, rounded);
+        for (int32_t r = 0; r < n; r++)
+            ops->pack(rounded + r * head_dim + start, group, codes + r * step + start / 2);
+    }
 }

@@ -239,10 +239,10 @@ AVX2 static void combine_avx2(const float *x, const float *matrix, int32_t n, fl
     rp_combine(x, matrix, n, y);
 }
 
-AVX2 static void round_onward_avx2(float *row, int32_t from, int32_t to, int32_t head_dim, float scale,
-                             const float *feedback, int8_t *rounded)
+AVX2 static void round_onward_avx2(float *rows, int32_t n, int32_t from, int32_t to, int32_t head_dim,
+                              const float *steps, const float *feedback, int8_t *rounded)
 {
-    rp_round_onward(row, from, to, head_dim, scale, feedback, rounded);
+    rp_round_onward(rows, n, from, to, head_dim, steps, feedback, rounded);
 }
 
 const rp_row_ops rp_avx2_rows = {convert_avx2, rotate_avx2, decode_avx2, peak_avx2, round_avx2,

@@ -208,10 +208,10 @@ static void combine_neon(const float *x, const float *matrix, int32_t n, float *
     rp_combine(x, matrix, n, y);
 }
 
-static void round_onward_neon(float *row, int32_t from, int32_t to, int32_t head_dim, float scale,
-                             const float *feedback, int8_t *rounded)
+static void round_onward_neon(float *rows, int32_t n, int32_t from, int32_t to, int32_t head_dim,
+                              const float *steps, const float *feedback, int8_t *rounded)
 {
-    rp_round_onward(row, from, to, head_dim, scale, feedback, rounded);
+    rp_round_onward(rows, n, from, to, head_dim, steps, feedback, rounded);
 }
 
 const rp_row_ops rp_neon_rows = {convert_neon, rotate_neon, decode_neon, peak_neon, round_neon,

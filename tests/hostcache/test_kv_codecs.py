@@ -155,6 +155,28 @@ def test_errors_of_int4_keys_are_taken_from_the_elements_behind_them(head_dim: i
         left[:, i + 1 :] -= error[:, None] * feedback[0, i, i + 1 :]
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("head_dim", [10, 24, 64])
+@pytest.mark.parametrize("heads", [1, 3, 4, 6, 9])
+def test_heads_are_rounded_together_as_each_is_alone(heads: int, head_dim: int) -> None:
+    """With its own feedback, and whatever is wrong with others."""
+    rng = np.random.default_rng(heads)
+    x = rng.standard_normal((2, 16, heads, head_dim)).astype(np.float32)
+    x[0, 3, heads // 2, 1] = np.nan
+    x[0, 4, heads // 2] = 0
+    feedback = (rng.standard_normal((heads, head_dim, head_dim)) / head_dim).astype(np.float32)
+    together = opened(INT4, head_dim, kv_heads=heads, extents=3)
+    block = put(together, INT4, x[0], x[1], feedback)[0]
+    rows = together.view(block, INT4).reshape(2, heads, -1)
+    for head in range(heads):
+        alone, own = opened(INT4, head_dim, extents=3), slice(head, head + 1)
+        keys, values = (np.ascontiguousarray(part[:, own]) for part in x)
+        block = put(alone, INT4, keys, values, feedback[own])[0]
+        layout = alone.layout(INT4)
+        written = layout.payload_bytes + layout.scale_bytes
+        np.testing.assert_array_equal(rows[:, head, :written], alone.view(block, INT4).reshape(2, -1)[:, :written])
+
+
 @pytest.mark.parametrize("head_dim", [10, 64])
 def test_int8_and_fp16_keys_have_no_feedback(head_dim: int) -> None:
     x = np.random.default_rng(1).standard_normal((2, 16, 1, head_dim)).astype(np.float32)

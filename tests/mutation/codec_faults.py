@@ -33,7 +33,7 @@ CODEC_FAULTS = [
         "hostcache/test_kv_codecs.py",
         ("negative levels are those of positive ones", "rounded < 0 ? 15 - code : code", "code"),
         ("errors are not taken from anything", "row[j] -= error * weights[j];", "row[j] -= 0 * error * weights[j];"),
-        ("all elements have the feedback of the first", "feedback + (int64_t)i * head_dim", "feedback"),
+        ("all elements have the feedback of the first", "((int64_t)r * head_dim + i) * head_dim", "(int64_t)r * head_dim * head_dim"),
     ),
     *group(
         "hostcache/_rows_avx2.c",
@@ -104,7 +104,7 @@ CODEC_FAULTS = [
     *group(
         "hostcache/_kv.c",
         "hostcache/test_kv_codecs.py",
-        ("values have the feedback of keys", "write_token(codec, value, NULL,", "write_token(codec, value, of_head,"),
+        ("all heads have the feedback of the first", "(int64_t)h * head_dim * head_dim;\n        rp_encode_keys", "0;\n        rp_encode_keys"),
     ),
     *group(
         "npu/rerotation.py",
