@@ -15,6 +15,7 @@ from .bench_attention_threads import threads_rows
 from .bench_onnx import PRECISIONS, GroupQueryAttention, OnnxRuntime
 from .bench_rows import Point, Row, Timing, Work, take_turns, timed
 from .bench_torch import Torch
+from .terminal import tell
 
 __all__ = ["Peers", "isas", "rows"]
 
@@ -73,9 +74,11 @@ def rows(times: int, isas: Sequence[str], peers: Peers) -> list[Row]:
         for model in MODELS:
             for sequences, context in DECODE:
                 shape = Shape(*model, sequences, context)
+                tell(f"{shape.name}, {isa}")
                 found += decode_rows(shape, isa, peers.torch, times)
                 if isa == isas[0]:
                     found += onnx_rows(shape, isa, peers.onnx, times)
+            tell(f"a prompt's rows and 2 threads, {isa}")
             found.append(prefill_row(Shape(*model, 1, PREFILL_CONTEXT, PREFILL_ROWS), isa, peers.torch, times))
             for sequences, context in THREADED:
                 found += threads_rows(Shape(*model, sequences, context), isa, times)
@@ -153,6 +156,7 @@ def growth_rows(isa: str, times: int) -> list[Row]:
     contexts = [(1, SHORT << power) for power in range((LONG // SHORT).bit_length())]
     batches = [(1 << power, 512) for power in range(MOST_SEQUENCES.bit_length())]
     found = []
+    tell("growth")
     for axis, sizes in (("context", contexts), ("sequences", batches)):
         for codec in (FP16, INT8, INT4):
             for sequences, context in sizes:

@@ -19,6 +19,7 @@ from staging.coherent import CoherentMemory
 
 from .bench_gather_convert import convert_rows
 from .bench_rows import Point, Row, take_turns, timed
+from .terminal import tell
 
 __all__ = ["Shape", "rows"]
 
@@ -162,6 +163,7 @@ class Launches:
 
 def gather_row(shape: Shape, times: int, point: Point | None = None) -> Row:
     """A gather from scratch beside a copy of as many bytes in one piece; a point of the chart has no target."""
+    tell(shape.name)
     launches = Launches(shape)
     plans, buffer = launches.plans(), launches.arena.buffers[0]
     layers = shape.geometry.layers
@@ -202,6 +204,7 @@ def gather_row(shape: Shape, times: int, point: Point | None = None) -> Row:
 
 def append_row(shape: Shape, times: int) -> Row:
     """A token of each sequence put to what stays staged, beside memcpys of the same rows, layer by layer."""
+    tell(f"append, {shape.name}")
     steps = -(-(times + 10) // shape.geometry.layers)
     ours, limit = Growing(shape, steps), Growing(shape, steps)
     grown, copied = take_turns([ours.append, limit.copy], times)

@@ -100,12 +100,14 @@ def _measure(args: argparse.Namespace) -> list[Row]:
     """Run the settings in turn, as often as there are rounds."""
     from .latency_report import Row
     from .latency_run import Machine, Setting, Traffic, Waits, measure
+    from .terminal import tell
 
     model = model_path(args)
     traffic = Traffic(args.sessions, args.documents, args.tokens)
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
     machine = Machine(args.runtime, args.threads, clock)
     unchunked = Row(Setting("unchunked"), Waits())
+    tell(unchunked.setting.name)
     measure(model, unchunked.setting, traffic, machine, unchunked.waits)
     budgets = args.budgets or [unchunked.tile_seconds * times for times in TIMES_TILE]
     settings = [Setting("chunks of 64", 64)]
@@ -113,6 +115,7 @@ def _measure(args: argparse.Namespace) -> list[Row]:
     rows = [unchunked, *(Row(setting, Waits(), unchunked.waits) for setting in settings)]
     for number in range(args.rounds):
         for row in rows[1:] if number == 0 else rows:
+            tell(f"{row.setting.name}, round {number + 1} of {args.rounds}")
             measure(model, row.setting, traffic, machine, row.waits)
     return rows
 

@@ -16,7 +16,7 @@ DENSE_FAULTS = [
         ("codes are not taken from their zero", "const ints start = (ints){0} - zero * inputs->sums[at];", "const ints start = (ints){0};"),
         ("the second part of a row is the first once more", "quantise_block(part ? rest : x,", "quantise_block(x,"),
         ("what is to be added to is overwritten", "to[i] = add ? to[i] + acc[r][i] : acc[r][i];", "to[i] = acc[r][i];"),
-        ("a row with an infinity is none the worse", "inputs->steps[at] += total - total;", "inputs->steps[at] += 0.0f;"),
+        ("a row of no numbers is none the worse", "inputs->steps[at] += total - total;", "inputs->steps[at] += 0.0f;"),
         ("codes are cut off, not rounded", "code = (code + round) - round;", "code = (float)(int32_t)code;"),
         ("a norm without its epsilon", "/ (float)n + eps)", "/ (float)n)"),
         ("a norm without its weights", "out[i] = x[i] * scale * weight[i];", "out[i] = x[i] * scale;"),

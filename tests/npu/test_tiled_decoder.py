@@ -35,6 +35,7 @@ MODELS = {
     "Qwen2": TinyLlama(family="qwen2", heads=6, head_dim=32),
     "Qwen3": TinyLlama(family="qwen3", head_dim=32, rope_factor=2.5, rope_attention=1.25),
     "half a tile": TinyLlama(family="qwen3", heads=4, kv_heads=1, head_dim=8),  # keys of 8
+    "an epsilon that counts": replace(TINY, eps=0.5),
     "odd sizes": TinyLlama(layers=3, hidden=96, heads=6, kv_heads=3, head_dim=32, ffn=160, rope_theta=1e5, eps=1e-6),
 }
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, TINY.vocab, 40)]
@@ -140,8 +141,10 @@ def test_logits_belong_to_the_caller(decoder: TiledDecoder) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_row_of_no_numbers_breaks_no_other(decoder: TiledDecoder, value: float) -> None:
+@pytest.mark.parametrize("name", ["Q4_1, tied Q8_0", "Q4_0"])  # with sums of inputs in every product, and without
+def test_a_row_of_no_numbers_breaks_no_other(tmp_path: Path, name: str, value: float) -> None:
     """One element of one row's attention is no number: all of its logits say so, and nobody else's."""
+    decoder = load(write_tiny_llama(tmp_path / "tiny.gguf", MODELS[name]))
 
     def logits(broken: int | None) -> NDArray[np.float32]:
         def attend(layer: int, *arrays: NDArray[np.float32]) -> None:
@@ -155,6 +158,7 @@ def test_a_row_of_no_numbers_breaks_no_other(decoder: TiledDecoder, value: float
     sound, hurt = logits(None), logits(3)
     assert np.isnan(hurt[3]).all()
     np.testing.assert_array_equal(np.delete(hurt, 3, axis=0), np.delete(sound, 3, axis=0))
+    decoder.close()
 
 
 def test_large_and_small_inputs_are_numbers_still(decoder: TiledDecoder) -> None:

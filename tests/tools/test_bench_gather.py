@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from contextlib import closing
 from pathlib import Path
@@ -59,6 +60,15 @@ def test_every_shape_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
         assert row["peer"] == "memcpy"
         assert 0 < row["ours_s"] <= row["ours_median_s"]
         assert 0 < row["peer_s"] <= row["peer_median_s"]
+
+
+@pytest.mark.usefixtures("small")
+def test_who_watches_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    run_here(capsys, "bench", "gather", "--times", "1")
+    assert terminal.getvalue().startswith("random blocks, 2 x 64 tokens, 2 heads x 64 ...\n")
 
 
 def test_times_are_positive(capsys: pytest.CaptureFixture[str]) -> None:
