@@ -122,7 +122,7 @@ class SlabPool(BlockPool):
             problems.append(f"{vacant} free blocks counted as {self._vacant}, or an idle extent is not held")
         listed = set(self._kept_beside)
         beside = [(clock, block) for block, clock in self._cached.items() if self._is_kept_beside(clock, block)]
-        if not listed.issuperset(beside) or len(self._kept_beside) > 2 * len(self._cached) + self.per_extent + 1:
+        if not listed.issuperset(beside) or len(self._kept_beside) > 2 * self.total + self.per_extent:
             problems.append(f"of {len(beside)} cached blocks beside others in use, some are lost among {len(listed)}")
         return problems
 

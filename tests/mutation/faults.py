@@ -9,6 +9,7 @@ file, and which test files of the ordinary suite must notice. To add one, add a 
 from __future__ import annotations
 
 from .attention_faults import ATTENTION_FAULTS
+from .bench_faults import BENCH_FAULTS
 from .codec_faults import CODEC_FAULTS
 from .dense_faults import DENSE_FAULTS
 from .extent_faults import EXTENT_FAULTS
@@ -794,6 +795,7 @@ DOCTOR = [
 
 FAULTS = [
     *ATTENTION_FAULTS,
+    *BENCH_FAULTS,
     *CODEC_FAULTS,
     *DENSE_FAULTS,
     *EXTENT_FAULTS,

@@ -164,4 +164,8 @@ def test_what_cannot_be_asked_is_told_and_not_missed() -> None:
     assert summarise({"kind": Measured([fast, excused])})[0].endswith("| no free core: 0.97x |")
     assert summarise({"kind": Measured([excused, slow])})[0].endswith("| missed |")
     assert fast.verdict == "met"
+    low, high = (
+        Row("work", "peer", ours, OURS, 0.5, excuse=why) for ours, why in ((Timing(1e-7, 1e-7), None), (OURS, "no"))
+    )
+    assert summarise({"kind": Measured([low, high])})[0].endswith("| 1 to 0.1 | <= 0.5 |  | no |")
     assert Row("work", "peer", OURS, THEIRS).verdict is None
