@@ -5,10 +5,12 @@ from .block_cache import BlockCache, UnbackedCache
 from .blocks import BlockPool
 from .cache import PagedKVCache
 from .dma_heap import HeapRegion
+from .extents import ExtentPool
 from .fence import Fence
 from .geometry import BLOCK_TOKENS, KVGeometry
 from .memory_budget import MemoryBudget, memory_budgets, scarcest_budget
 from .prefix import Namespace, PrefixCache, PrefixHit, PrefixNode
+from .prefix_caches import PrefixCaches
 from .prefix_store import PrefixStore
 from .pressure import PressureLadder, PressureLevel, PressureLimits, PressureReading
 from .pressure_response import PressureResponse, PressureStats
@@ -29,6 +31,7 @@ __all__ = [
     "BlockPool",
     "BlockTable",
     "Chunk",
+    "ExtentPool",
     "Fence",
     "FinishReason",
     "HeapRegion",
@@ -37,6 +40,7 @@ __all__ = [
     "Namespace",
     "PagedKVCache",
     "PrefixCache",
+    "PrefixCaches",
     "PrefixHit",
     "PrefixNode",
     "PrefixStore",

@@ -32,7 +32,8 @@ class BlockLayout:
         codec: how an element is stored.
 
     Raises:
-        UsageError: `head_dim` is odd and the codec puts two elements into a byte, or it is beyond 1024 and not fp16.
+        UsageError: `head_dim` is odd and the codec puts two elements into a byte, it is beyond 1024 and not fp16, or
+            codes of an odd size would leave scales at odd addresses.
 
     Example:
         >>> from hostcache import KVGeometry
@@ -59,6 +60,13 @@ class BlockLayout:
             raise UsageError(
                 f"{self.codec.name} puts two elements into a byte, and a head has {head_dim}: use int8 or fp16",
                 head_dim=head_dim,
+            )
+        if self.codec.scaled and self.payload_bytes % SCALE_BYTES:
+            raise UsageError(
+                f"{self.geometry.block_tokens} tokens of {self.token_bytes} bytes in {self.codec.name} leave the "
+                "scales behind them at an odd address: give a block an even number of tokens",
+                block_tokens=self.geometry.block_tokens,
+                token_bytes=self.token_bytes,
             )
 
     @property

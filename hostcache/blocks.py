@@ -174,8 +174,8 @@ class BlockPool:
         Raises:
             BlockStateError: the block is free; its content is gone.
         """
-        if self.refs[block] == 0:
-            if not self._kept[block]:
+        if block < 0 or self.refs[block] == 0:  # the last one's would be meant by -1, which stands for no block
+            if block < 0 or not self._kept[block]:
                 raise BlockStateError(f"block {block} was acquired while free", block=block)
             self._revive(block)
         self.refs[block] += 1
@@ -188,7 +188,7 @@ class BlockPool:
         """
         refs = self.refs
         for block in blocks:
-            if held := refs[block]:
+            if (held := refs[block]) and block >= 0:
                 refs[block] = held + 1
             else:
                 self.acquire(block)
@@ -200,7 +200,7 @@ class BlockPool:
             BlockStateError: nobody refers to the block: it would be freed twice.
         """
         refs = self.refs[block]
-        if refs < 1:
+        if refs < 1 or block < 0:
             raise BlockStateError(f"block {block} was released while nobody referred to it", block=block)
         self.refs[block] = refs - 1
         if refs == 1:
@@ -210,7 +210,7 @@ class BlockPool:
         """Release a table's blocks, last first, so that the tail of a prefix is evicted before its head."""
         refs = self.refs
         for block in reversed(blocks):
-            if (held := refs[block]) > 1:
+            if (held := refs[block]) > 1 and block >= 0:
                 refs[block] = held - 1
             else:
                 self.release(block)
@@ -221,7 +221,7 @@ class BlockPool:
         Raises:
             BlockStateError: the block is not used, or is kept already.
         """
-        if self.refs[block] < 1 or self._kept[block]:
+        if self.refs[block] < 1 or self._kept[block] or block < 0:
             raise BlockStateError(
                 f"block {block} cannot be kept: {self.refs[block]} references, kept {bool(self._kept[block])}",
                 block=block,
@@ -234,7 +234,7 @@ class BlockPool:
         Raises:
             BlockStateError: the block was not kept.
         """
-        if not self._kept[block]:
+        if not self._kept[block] or block < 0:
             raise BlockStateError(f"block {block} was forgotten but never kept", block=block)
         self._kept[block] = 0
         if block in self._cached:
@@ -268,7 +268,7 @@ class BlockPool:
 
     def writable(self, block: int) -> bool:
         """Whether the one table that refers to the block may write into it."""
-        return self.refs[block] == 1 and not self._kept[block]
+        return self.refs[block] == 1 and not self._kept[block] and block >= 0
 
     def fence(self, blocks: Iterable[int]) -> Fence:
         """Keep blocks from being reused until the returned fence is released.
@@ -284,7 +284,7 @@ class BlockPool:
         Raises:
             BlockStateError: the block is free: there is nothing in it to protect.
         """
-        if self.refs[block] == 0 and not self._kept[block] and block not in self._fenced:
+        if block < 0 or (self.refs[block] == 0 and not self._kept[block] and block not in self._fenced):
             raise BlockStateError(f"block {block} was fenced while free", block=block)
         self._fences[block] += 1
         if block in self._cached:

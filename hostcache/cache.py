@@ -48,7 +48,8 @@ class PagedKVCache:
             keeps copies: while neither this nor `pool.generation` changes, a block has only grown.
 
     Raises:
-        UsageError: the region is smaller than one block, or a codec cannot store heads of this size.
+        UsageError: the region is smaller than one block, a codec cannot store heads of this size, or the geometry has
+            elements of another size than fp16.
 
     Example:
         >>> import numpy as np
@@ -162,7 +163,7 @@ class PagedKVCache:
         """
         self._check_open()
         geometry = self.geometry
-        rows = len(slots)
+        rows = slots.size
         expected = (rows, geometry.kv_heads, geometry.head_dim)
         _check_array("slots", slots, (rows,), np.int64)
         _check_array("keys", keys, expected, np.float32)
@@ -254,12 +255,17 @@ class PagedKVCache:
             codec: the block's.
 
         Raises:
-            UsageError: there is no such block.
+            UsageError: there is no such block, or the content or the count does not fit one; nothing was changed.
             BlockStateError: it is free, shared, or known to the prefix cache.
         """
         whole = self._whole(block, codec)
         if not self.pool_of(codec).writable(block):
             raise BlockStateError(f"block {block} cannot be overwritten: it is free, shared or kept", block=block)
+        _check_array("content", content, whole.shape, np.uint8)
+        if not 0 <= tokens <= self.geometry.block_tokens:
+            raise UsageError(
+                f"a block holds 0 to {self.geometry.block_tokens} tokens, got {tokens}", tokens=tokens, block=block
+            )
         self.rewrites[block] += 1
         self._written[:, block] = tokens
         whole[:] = content
@@ -348,11 +354,18 @@ def _check_array(name: str, array: NDArray[Any], shape: tuple[int, ...], dtype: 
 
 def _whole_extents(geometry: KVGeometry, leanest: Codec, nbytes: int) -> int:
     """Extents that fit into `nbytes`, at least one."""
+    if geometry.itemsize != np.dtype(np.float16).itemsize:
+        raise UsageError(
+            f"the cache stores fp16, 2 bytes an element, or less by a codec, got itemsize {geometry.itemsize}",
+            itemsize=geometry.itemsize,
+        )
     extent_bytes = unit_bytes(geometry, leanest) * leanest.blocks_per_extent
     extents = nbytes // extent_bytes
     if extents < 1:
+        count = leanest.blocks_per_extent
+        least = "block" if count == 1 else f"extent, {count} {leanest.name} blocks,"
         raise UsageError(
-            f"a pool of {nbytes} bytes does not hold one block of {extent_bytes} bytes: give it at least that much",
+            f"a pool of {nbytes} bytes does not hold one {least} of {extent_bytes} bytes: give it at least that much",
             pool_bytes=nbytes,
             block_bytes=extent_bytes,
         )

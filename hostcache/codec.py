@@ -77,5 +77,5 @@ def codec_named(name: str) -> Codec:
     """
     try:
         return CODECS[name]
-    except KeyError:
+    except (KeyError, TypeError):  # whoever has it from JSON may have a list
         raise UsageError(f"there is no KV codec {name!r}: choose one of {', '.join(CODECS)}", name=name) from None

@@ -30,6 +30,7 @@ class ClientAccount:
         counter: weighted tokens it was served; never falls.
         token_cost: what a generated token adds to it.
         waiting: its requests that wait.
+        announced: its branches that will wait later.
         live: its requests that have not ended.
     """
 
@@ -38,6 +39,7 @@ class ClientAccount:
     weight: float = 1.0
     counter: float = 0.0
     waiting: int = 0
+    announced: int = 0
     live: int = 0
     indexed: bool = False
     token_cost: float = field(init=False)
@@ -101,6 +103,11 @@ class ClientAccounts:
         account.live -= 1
         if len(self._accounts) > self._sweep_at:
             self._forget_idle()
+
+    def places(self, name: str) -> int:
+        """Places of the queue that a client holds."""
+        account = self._accounts.get(name)
+        return account.waiting + account.announced if account is not None else 0
 
     def begin_waiting(self, account: ClientAccount) -> None:
         """A request of this client waits from now on."""

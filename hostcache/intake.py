@@ -22,6 +22,12 @@ __all__ = ["MAX_TOKEN", "Intake", "require_terms"]
 MAX_TOKEN = 2**31 - 1
 """Tokens travel as int32: a larger id would become another one."""
 
+PER_FREE_PLACE = 8
+"""Places of the queue that a named client may hold for each that is free: alone it comes to 8 of 9, two that flood to 8
+of 17 each, and whoever comes next finds room. Source: the dynamic threshold of Choudhury and Hahne, "Dynamic Queue
+Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2), 1998; the value is our
+choice."""
+
 
 def require_terms(priority: object, client: object, deadline: object, max_queue_seconds: object) -> None:
     """Do nothing if a request can be queued on these terms, which are `Scheduler.submit`'s.
@@ -61,6 +67,7 @@ class Intake:
         codec: Codec = FP16,
         *,
         slide: bool,
+        client: str = "",
     ) -> Request:
         """A request that could be served by the empty pool; it has no account yet.
 
@@ -70,6 +77,7 @@ class Intake:
         """
         layout = self._layout(window, max_tokens, slide=slide)
         tokens = self._checked(prompt, max_tokens, layout, self._state.cache.pool_of(codec).total)
+        self._check_place(client)
         limit = self._context if max_tokens is None else len(tokens) + max_tokens
         return self._new(tokens, limit, len(tokens), namespace, layout, codec=codec)
 
@@ -92,7 +100,7 @@ class Intake:
                 limit=limit,
             )
         if len(self._state.running) >= self._state.config.max_sequences:
-            self._check_place()
+            self._check_place(parent.account.name)
         fork = self._new(
             parent.tokens, limit, parent.prompt_length, parent.namespace, parent.layout, codec=parent.codec
         )
@@ -109,12 +117,12 @@ class Intake:
         """
         if leader.state is not RequestState.WAITING or leader.leader is not None:
             raise UsageError(f"request {leader.id} cannot be branched: it has begun, or is a branch", id=leader.id)
-        self._check_place()
+        self._check_place(leader.account.name)
         shared = leader.prompt_length, leader.namespace, leader.layout
         branch = self._new(leader.tokens, leader.limit, *shared, codec=leader.codec)
         branch.priority, branch.deadline, branch.leader = leader.priority, leader.deadline, leader
         leader.branches.append(branch)
-        self._state.queue.announced += 1
+        self._state.queue.announce(leader.account, 1)
         return branch
 
     def _layout(self, window: AttentionWindow | None, max_tokens: int | None, *, slide: bool) -> WindowLayout | None:
@@ -184,19 +192,21 @@ class Intake:
                 blocks=blocks,
                 total=total,
             )
-        self._check_place()
         return tokens
 
-    def _check_place(self) -> None:
-        """Refuse one more that waits, if as many as may do."""
+    def _check_place(self, client: str) -> None:
+        """Refuse one more that waits, if as many as may do, of all or of this client."""
         waiting, most = len(self._state.queue) + self._state.queue.announced, self._state.config.max_waiting
-        if waiting >= most:
-            self._state.stats.refused += 1
-            raise RequestRefused(
-                f"{waiting} requests wait already, and no more than {most} may: try again later",
-                waiting=waiting,
-                max_waiting=most,
-            )
+        own, free = self._state.accounts.places(client), most - waiting
+        if free <= 0:
+            reason = f"{waiting} requests wait already, and no more than {most} may"
+        elif client and own >= PER_FREE_PLACE * free:
+            others = f"the {free} free places of {most} are for other clients"
+            reason = f"{own} requests of client {client!r} wait already; {others}"
+        else:
+            return
+        self._state.stats.refused += 1
+        raise RequestRefused(f"{reason}: try again later", waiting=waiting, max_waiting=most, of_client=own)
 
     def _new(
         self,

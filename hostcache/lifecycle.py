@@ -52,7 +52,7 @@ class Lifecycle:
     def release_branches(self, leader: Request) -> None:
         """All of a running leader's prompt but its last token has been computed: its branches go their own ways."""
         branches, leader.branches = leader.branches, []
-        self._state.queue.announced -= len(branches)
+        self._state.queue.announce(leader.account, -len(branches))
         for branch in branches:
             branch.leader = None
             branch.age, branch.waited = leader.age, leader.waited
@@ -179,7 +179,7 @@ class Lifecycle:
         elif request.leader is not None:
             request.leader.branches.remove(request)
             request.leader = None
-            state.queue.announced -= 1
+            state.queue.announce(request.account, -1)
         else:
             state.queue.remove(request, self._clock())
         self._replace_leader(request)
@@ -200,5 +200,5 @@ class Lifecycle:
         heir.age, heir.waited = leader.age, leader.waited
         for branch in others:
             branch.leader = heir
-        self._state.queue.announced -= 1
+        self._state.queue.announce(heir.account, -1)
         self._state.queue.push(heir, self._clock())

@@ -142,14 +142,15 @@ class Scheduler:
             codec: how its KV is stored; requests share it only with others of the same codec.
 
         Raises:
-            RequestRefused: it can never fit, or too many wait already; the message says by how much.
+            RequestRefused: it can never fit, or too many wait already, of all or of this client; the message says by
+                how much.
             UsageError: it is to slide without a window, without `max_tokens` or where nothing can turn keys; or it
                 wants a window of its own though the model has one; or a term is of a wrong type, or NaN; or the pool
                 does not serve the codec.
         """
         require_terms(priority, client, deadline, max_queue_seconds)
         now = self._clock()
-        request = self._intake.request(prompt, namespace, max_tokens, window, codec, slide=slide)
+        request = self._intake.request(prompt, namespace, max_tokens, window, codec, slide=slide, client=client)
         request.priority = priority
         request.account = self._state.accounts.open(client)
         request.deadline = math.inf if deadline is None else deadline

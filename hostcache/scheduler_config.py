@@ -23,7 +23,8 @@ class SchedulerConfig:
         watermark: share of the pool that admission leaves free while others run, so that they can grow; below 1.
         step_seconds: how long those that decode may wait for their next token. Prompts get what is left of it, and a
             tile of 16 rows in any case; None: they get all the rows there are.
-        max_waiting: most requests that wait; more are refused.
+        max_waiting: most requests that wait; more are refused. Of a named client, no more than eight for each place
+            that is free, so that others find one.
         ageing_seconds: waiting that is worth one priority.
         max_skips: how many later requests may be admitted before one that does not fit.
         max_preemptions: how often a request may lose its blocks to others. Then it is admitted only when all that it

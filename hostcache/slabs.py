@@ -10,6 +10,7 @@ from .blocks import BlockPool
 from .codec import Codec
 from .errors import UsageError
 from .extents import ExtentPool
+from .lowest_first import LowestFirst
 
 __all__ = ["SlabPool", "block_pool"]
 
@@ -47,9 +48,10 @@ class SlabPool(BlockPool):
         self._slabs: dict[int, _Slab] = {}  # by extent
         self._whole = (1 << self.per_extent) - 1
         self._vacant = 0  # free blocks in `_slabs`
-        # A heap of extents with free blocks, and others that had some, which are passed over.
-        self._partial: list[int] = []
-        self._listed: set[int] = set()  # what is in it
+        self._partial = LowestFirst()  # extents with free blocks
+        self._beside = LowestFirst()  # those with free blocks beside ones in use
+        # A heap of cached blocks beside ones in use, by the clock when they were used last; others are passed over.
+        self._kept_beside: list[tuple[int, int]] = []
 
     @property
     def free(self) -> int:
@@ -118,6 +120,10 @@ class SlabPool(BlockPool):
         vacant = sum(slab.free.bit_count() for slab in self._slabs.values())
         if vacant != self._vacant or not self.idle.keys() <= self._slabs.keys():
             problems.append(f"{vacant} free blocks counted as {self._vacant}, or an idle extent is not held")
+        listed = set(self._kept_beside)
+        beside = [(clock, block) for block, clock in self._cached.items() if self._is_kept_beside(clock, block)]
+        if not listed.issuperset(beside) or len(self._kept_beside) > 2 * self.total + self.per_extent:
+            problems.append(f"of {len(beside)} cached blocks beside others in use, some are lost among {len(listed)}")
         return problems
 
     def _problems_in(self, extent: int) -> list[str]:
@@ -138,7 +144,7 @@ class SlabPool(BlockPool):
             problems.append(f"{counts}, {slab.busy} counted as busy")
         if (extent in self.idle) != (busy == 0) or len(free) == self.per_extent:
             problems.append(f"{counts}, idle {extent in self.idle}")
-        if free and extent not in self._listed:
+        if free and (extent not in self._partial or (busy and extent not in self._beside)):
             problems.append(f"the free blocks of extent {extent} would never be found")
         return problems
 
@@ -149,41 +155,67 @@ class SlabPool(BlockPool):
                 self._take_extent()
             else:
                 self._evict_one()
-        heap = self._partial
-        while (slab := self._slabs.get(heap[0])) is None or not slab.free:
-            self._listed.remove(heapq.heappop(heap))
-        lowest = slab.free & -slab.free
-        return self._take(heap[0], slab, lowest)
+        extent = self._partial.find(self._has_free)
+        assert extent is not None  # `_vacant` says so
+        return self._take_lowest(extent)
 
     def _take_spare(self) -> int:
-        """A block in an extent that has others in use: the lowest free one, or the cached one used longest ago."""
-        partial = [extent for extent, slab in self._slabs.items() if slab.busy and slab.free]
-        if partial:
-            extent = min(partial)
-            slab = self._slabs[extent]
-            return self._take(extent, slab, slab.free & -slab.free)
-        block = next(block for block in self._cached if self._slabs[self.extent_of(block)].busy)
+        """A block in an extent that has others in use: the lowest free one, or the cached one used longest ago.
+
+        O(log n) for each change of a block, as all of the books are.
+        """
+        extent = self._beside.find(lambda extent: self._has_free(extent) and self._slabs[extent].busy > 0)
+        if extent is not None:
+            return self._take_lowest(extent)
+        heap = self._kept_beside
+        while not self._is_kept_beside(*heap[0]):
+            heapq.heappop(heap)
+        block = heap[0][1]
         self.evict_block(block)
         extent = self.extent_of(block)
-        return self._take(extent, self._slabs[extent], self._bit(extent, block))
+        return self._take(extent, self._bit(extent, block))
 
-    def _take(self, extent: int, slab: _Slab, bit: int) -> int:
-        slab.free ^= bit
-        slab.busy += 1
+    def _has_free(self, extent: int) -> bool:
+        slab = self._slabs.get(extent)
+        return slab is not None and slab.free > 0
+
+    def _is_kept_beside(self, clock: int, block: int) -> bool:
+        return self._cached.get(block) == clock and self._slabs[self.extent_of(block)].busy > 0
+
+    def _take_lowest(self, extent: int) -> int:
+        free = self._slabs[extent].free
+        return self._take(extent, free & -free)
+
+    def _take(self, extent: int, bit: int) -> int:
+        self._slabs[extent].free ^= bit
         self._vacant -= 1
-        self.idle.pop(extent, None)
+        self._add_busy(extent)
         return extent + (bit.bit_length() - 1) * self.span
+
+    def _add_busy(self, extent: int) -> None:
+        """One block of an extent more is used or fenced."""
+        slab = self._slabs[extent]
+        slab.busy += 1
+        if slab.busy == 1:
+            self.idle.pop(extent, None)
+            for block in self._blocks_of(extent):
+                if block in self._cached:
+                    self._note_kept_beside(block)
+        if slab.free:
+            self._beside.add(extent)
+
+    def _note_kept_beside(self, block: int) -> None:
+        """A cached block is beside one in use. What is out of date is swept when it is more than what is not."""
+        heapq.heappush(self._kept_beside, (self._cached[block], block))
+        if len(self._kept_beside) > 2 * len(self._cached) + self.per_extent:
+            pairs = [(clock, block) for block, clock in self._cached.items()]  # ascending, which is a heap
+            self._kept_beside = [pair for pair in pairs if self._is_kept_beside(*pair)]
 
     def _take_extent(self) -> None:
         extent = heapq.heappop(self._free)
         self._slabs[extent] = _Slab(self._whole)
         self._vacant += self.per_extent
-        self._list(extent)
-
-    def _list(self, extent: int) -> None:
-        if extent not in self._listed:
-            self._listed.add(extent)
-            heapq.heappush(self._partial, extent)
+        self._partial.add(extent)
 
     def _settle(self, block: int) -> None:
         if self._fences[block]:
@@ -198,7 +230,9 @@ class SlabPool(BlockPool):
     def _add_cached(self, block: int) -> None:
         super()._add_cached(block)
         extent = self.extent_of(block)
-        if not self._slabs[extent].busy:
+        if self._slabs[extent].busy:
+            self._note_kept_beside(block)
+        else:
             self.idle[extent] = self.extents.clock
 
     def _add_free(self, block: int) -> None:
@@ -212,17 +246,18 @@ class SlabPool(BlockPool):
             self._vacant -= self.per_extent
             heapq.heappush(self._free, extent)
             return
-        self._list(extent)
-        if not slab.busy and extent not in self.idle:
+        self._partial.add(extent)
+        if slab.busy:
+            self._beside.add(extent)
+        elif extent not in self.idle:
             self.extents.clock += 1
             self.idle[extent] = self.extents.clock
 
     def _revive(self, block: int) -> None:
-        if block in self._cached:
-            extent = self.extent_of(block)
-            self._slabs[extent].busy += 1
-            self.idle.pop(extent, None)
+        was_cached = block in self._cached
         super()._revive(block)
+        if was_cached:
+            self._add_busy(self.extent_of(block))
 
     def _bit(self, extent: int, block: int) -> int:
         return 1 << (block - extent) // self.span

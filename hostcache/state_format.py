@@ -215,13 +215,13 @@ class StateHeader:
             for name, mine, theirs in (
                 *((name, getattr(self, name), value) for name, value in asdict(geometry).items()),
                 ("codec", self.codec, codec.name),
-                ("layout", self.layout, _layout_of(codec)),
+                ("layout", self.layout, _layout_of(codec_named(self.codec))),
                 ("adapter", self.adapter, namespace.adapter),
                 ("prompt version", self.prompt_version, namespace.prompt_version),
             )
             if mine != theirs
         ]
-        if self.numerics != namespace.numerics:
+        if self.numerics != namespace.numerics and self.codec == codec.name:  # the codec is part of them
             found.append("another model, or other options, versions or hardware that change its numbers")
         if not found and self.namespace != namespace.digest:
             found.append("another salt")

@@ -52,6 +52,11 @@ class WaitingQueue:
             self.put_back(request)
         return iter(order)
 
+    def announce(self, account: ClientAccount, branches: int) -> None:
+        """So many more branches of this client will wait later; fewer, if negative."""
+        self.announced += branches
+        account.announced += branches
+
     def push(self, request: Request, now: float) -> None:
         """A request waits from now on. What it waited before counts."""
         self._accounts.begin_waiting(request.account)

@@ -21,7 +21,6 @@ struct rp_dense {
     rp_threads threads;
     const rp_model *model;
     const rp_dense_kernel *kernel;
-    const char *isa;
     int32_t thread_count;
     rp_inputs inputs; /* of the product at hand */
     float *rows;      /* [max_rows][widest]: normed, or gate */
@@ -219,36 +218,25 @@ void rp_dense_head(rp_dense *self, int32_t m, const float *residual, float *logi
     multiply_all(self, &head, 1, m);
 }
 
-static int choose_kernel(rp_dense *self, const char *isa)
+/* The best kernel first. NULL for an isa that this machine cannot run. */
+static const rp_dense_kernel *choose_kernel(const char *isa)
 {
-    const bool automatic = !strcmp(isa, "auto");
+    const rp_dense_kernel *kernels[3];
+    int count = 0;
 #if RP_AVX2
-    __builtin_cpu_init();
-    if ((automatic || !strcmp(isa, "avx512")) && rp_has_avx2() && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
-        self->isa = "avx512";
-        self->kernel = &rp_dense_avx512;
-        return 0;
-    }
-    if ((automatic || !strcmp(isa, "avx2")) && rp_has_avx2()) {
-        self->isa = "avx2";
-        self->kernel = &rp_dense_avx2;
-        return 0;
-    }
+    if (rp_has_avx512())
+        kernels[count++] = &rp_dense_avx512;
+    if (rp_has_avx2())
+        kernels[count++] = &rp_dense_avx2;
 #elif RP_NEON
-    if ((automatic || !strcmp(isa, "neon")) && getauxval(AT_HWCAP) & HWCAP_ASIMDDP) {
-        self->isa = "neon";
-        self->kernel = &rp_dense_neon;
-        return 0;
-    }
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP)
+        kernels[count++] = &rp_dense_neon;
 #endif
-    if (automatic || !strcmp(isa, "plain")) {
-        self->isa = "plain";
-        self->kernel = &rp_dense_plain;
-        return 0;
-    }
-    return ENOTSUP;
+    kernels[count++] = &rp_dense_plain;
+    for (int i = 0; i < count; i++)
+        if (!strcmp(isa, "auto") || !strcmp(isa, kernels[i]->name))
+            return kernels[i];
+    return NULL;
 }
 
 static void free_all(rp_dense *self)
@@ -295,7 +283,8 @@ rp_dense *rp_dense_open(const rp_model *model, int32_t max_rows, int32_t threads
     }
     self->model = model;
     self->thread_count = threads;
-    int error = choose_kernel(self, isa);
+    self->kernel = choose_kernel(isa);
+    int error = self->kernel ? 0 : ENOTSUP;
     if (!error && !take_room(self, max_rows))
         error = ENOMEM;
     if (!error)
@@ -310,7 +299,7 @@ rp_dense *rp_dense_open(const rp_model *model, int32_t max_rows, int32_t threads
 
 const char *rp_dense_isa(const rp_dense *self)
 {
-    return self->isa;
+    return self->kernel->name;
 }
 
 void rp_dense_close(rp_dense *self)

@@ -37,5 +37,6 @@ static inline floats load_f16(const uint16_t *p)
 }
 
 #define KERNEL rp_dense_avx2
+#define NAME "avx2"
 #include "_dense_body.h"
 #endif

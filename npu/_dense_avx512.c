@@ -28,5 +28,6 @@ static inline floats load_f16(const uint16_t *p)
 }
 
 #define KERNEL rp_dense_avx512
+#define NAME "avx512"
 #include "_dense_body.h"
 #endif

@@ -6,7 +6,7 @@
  *   SIGNED_BIAS              128 where the hardware multiplies unsigned bytes only, else 0
  *   floats load_f16(p)       LANES fp16 as float32
  *   MOST_POWER               2 to the power of it is how many rows' sums the registers hold, at most 8
- *   KERNEL                   the name of the table
+ *   KERNEL, NAME             the symbol of the table, and what the instruction set is called
  *
  * Everything else is plain C that the compiler turns into vectors. Sums of integers are exact, sums of floats are taken
  * in an order that is written down here, and nothing is contracted: so all instruction sets give the same bits, however
@@ -278,4 +278,4 @@ static void gate(float *gate, const float *up, int32_t n)
     }
 }
 
-const rp_dense_kernel KERNEL = {.multiply = multiply, .quantise = quantise, .norm = norm, .gate = gate};
+const rp_dense_kernel KERNEL = {.name = NAME, .multiply = multiply, .quantise = quantise, .norm = norm, .gate = gate};

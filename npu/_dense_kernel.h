@@ -20,6 +20,7 @@ typedef struct {
 } rp_inputs;
 
 typedef struct {
+    const char *name; /* of the instruction set */
     /* out[i][r] = or += sum over c of weight(r, c) * input(i, c), for rows r of 16 from `first` on and i < m;
      * `limit` is how many of `out`'s columns there are, for those of a matrix are a multiple of 16. */
     void (*multiply)(const rp_matrix *matrix, int32_t first, const rp_inputs *inputs, int32_t m, float *out,

@@ -28,5 +28,6 @@ static inline floats load_f16(const uint16_t *p)
 }
 
 #define KERNEL rp_dense_neon
+#define NAME "neon"
 #include "_dense_body.h"
 #endif

@@ -30,4 +30,5 @@ static inline floats load_f16(const uint16_t *p)
 }
 
 #define KERNEL rp_dense_plain
+#define NAME "plain"
 #include "_dense_body.h"

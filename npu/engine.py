@@ -53,6 +53,7 @@ class Engine:
         prefix: the prefix caches over it, one for each codec.
         runtime: attention over that pool.
         pool_choice: why the pool is as large as it is; None: whoever built the parts knows.
+        kv_choice: why requests store their KV as they do; None: likewise.
         pressure: what is done when memory is short; None: nothing. Every step tends it, and so do `wait` and `tend`.
 
     Raises:
@@ -72,6 +73,7 @@ class Engine:
         self.cache = parts.cache
         self.runtime = parts.runtime
         self.pool_choice = parts.pool_choice
+        self.kv_choice = parts.kv_choice
         self.prefix = PrefixCaches(self.cache.pools)
         self.scheduler = Scheduler(
             self.cache, self.prefix, parts.config, swap=parts.swap, turn=parts.turn, work=self.runtime.work

@@ -1,20 +1,15 @@
 """The form in which int4 stores keys: constants of a model that make their error matter least.
 
 An error in a key matters by what queries make of it, so both may be traded: with any matrix A of full rank,
-`q . k = (q A^-T) . (k A)`. Of all A, the one that gives both the same diagonal second moments keeps the expected error
-of the products least when every element of `k A` gets the same error (balancing of linear systems, Moore 1981). And
-what all keys of a head have in common may be taken away: it adds the same to every score of a query, and the softmax
-does not see it.
-
-The moments are those of a short text. Attention gives its first token much weight (Xiao et al., arXiv 2309.17453), so
-that one counts like many. Which text it was is in the numerics, as are the constants themselves.
+`q . k = (q A^-T) . (k A)`. And what all keys of a head have in common may be taken away: it adds the same to every
+score of a query, and the softmax does not see it. `npu.key_moments` says which A that is. The constants are part of the
+numerics.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,14 +21,7 @@ from hostcache.codec import INT4
 
 from .decoder import Floats
 
-__all__ = ["KeyBalance", "balance_keys"]
-
-FIRST_TOKEN_WEIGHT = 0.1
-"""Share of the first token in the moments of keys. Source: the best of 0, 0.03, 0.1 and 0.3 for SmolLM2-135M."""
-
-SHRINKAGE = 0.5
-"""How far moments are drawn to a multiple of the unit matrix, for they are those of few tokens.
-Source: the best of 0.01, 0.05, 0.2 and 0.5 for SmolLM2-135M at 2048 tokens."""
+__all__ = ["KeyBalance"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,45 +106,3 @@ class KeyBalance:
             ffi.from_buffer("float[]", out, require_writable=True),
         )
         return out
-
-
-def balance_keys(first_keys: Floats, keys: Callable[[int], Floats], queries: Callable[[int], Floats]) -> KeyBalance:
-    """Find the constants from what a model makes of a text.
-
-    Args:
-        first_keys: of its first token, float32 `[layers, kv_heads, head_dim]`.
-        keys: of the others at the positions that shall count, by layer: float32 `[n, kv_heads, head_dim]`.
-        queries: likewise, float32 `[m, heads, head_dim]`.
-    """
-    layers, kv_heads, head_dim = first_keys.shape
-    offsets = np.empty(first_keys.shape, np.float32)
-    key_matrices, query_matrices = (np.empty((*first_keys.shape, head_dim), np.float32) for _ in range(2))
-    for layer in range(layers):
-        of_layer, asked = keys(layer).astype(np.float64), queries(layer).astype(np.float64)
-        asked = asked.reshape(len(asked), kv_heads, -1, head_dim)
-        for head in range(kv_heads):
-            first, others = first_keys[layer, head].astype(np.float64), of_layer[:, head]
-            offset = (1 - FIRST_TOKEN_WEIGHT) * others.mean(axis=0) + FIRST_TOKEN_WEIGHT * first
-            spread, away = others - offset, first - offset
-            key_moments = (1 - FIRST_TOKEN_WEIGHT) * spread.T @ spread / len(spread)
-            key_moments += FIRST_TOKEN_WEIGHT * np.outer(away, away)
-            of_head = asked[:, head].reshape(-1, head_dim)
-            matrix = _balancing(_shrunk(key_moments), _shrunk(of_head.T @ of_head / len(of_head)))
-            offsets[layer, head] = offset
-            key_matrices[layer, head] = matrix
-            query_matrices[layer, head] = np.linalg.inv(matrix).T
-    return KeyBalance(offsets, key_matrices, query_matrices)
-
-
-def _shrunk(moments: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Moments that are surely those of a full rank; of nothing at all, the unit matrix."""
-    mean = float(np.trace(moments)) / len(moments)
-    return moments + SHRINKAGE * mean * np.eye(len(moments)) if mean > 0 else np.eye(len(moments))
-
-
-def _balancing(keys: NDArray[np.float64], queries: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The matrix A for which `A^T keys A` and `A^-1 queries A^-T` are the same diagonal matrix."""
-    root = np.linalg.cholesky(keys)
-    squares, vectors = np.linalg.eigh(root.T @ queries @ root)
-    balanced: NDArray[np.float64] = np.linalg.solve(root.T, vectors) * squares**0.25
-    return balanced

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hostcache.cache import PagedKVCache
-from hostcache.whole_file import replace_file
 
 from .attention import AttentionBatch
 from .cpu import CpuAttention
 from .decoder import DenseModel, Floats
-from .key_balance import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyBalance, balance_keys
+from .key_balance import KeyBalance
+from .key_cache import KeyCache
+from .key_moments import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyMoments
 from .model import ModelConfig
 from .rerotation import turned
 from .tokenizer import Tokenizer
-from .weights_cache import default_cache_dir, make_private
+from .weights_cache import default_cache_dir
 
 __all__ = ["load_key_balance"]
 
@@ -68,8 +67,6 @@ SPAN = 2048
 """Positions that keys are balanced for: what keys have in common changes with their distance."""
 
 _CHUNK = 64
-_DIGEST_BYTES = hashlib.sha256().digest_size
-_log = logging.getLogger(__name__)
 
 
 def load_key_balance(
@@ -80,7 +77,7 @@ def load_key_balance(
     max_rows: int,
     cache_dir: str | os.PathLike[str] | None = None,
     windows: Sequence[int] = (),
-) -> KeyBalance:
+) -> KeyBalance | None:
     """A model's constants for int4, measured by a run over `TEXT` if they are not kept yet.
 
     Args:
@@ -88,49 +85,50 @@ def load_key_balance(
         config: its dimensions.
         tokenizer: of the model.
         max_rows: most tokens of one step.
-        cache_dir: root of the weights cache; None: the user's. A file that cannot be written is named in the log.
+        cache_dir: root of the weights cache; None: the user's.
         windows: of each layer, as for the attention runtime.
+
+    Returns:
+        None if the context, or what the tokenizer makes of the text, has but one token: nothing can be told from that.
     """
-    key = f"1|{decoder.fingerprint}|{decoder.numerics}|{FIRST_TOKEN_WEIGHT}|{SHRINKAGE}|{SPAN}|{TEXT_TOKENS}|{TEXT}"
+    key = f"{decoder.fingerprint}|{decoder.numerics}|{FIRST_TOKEN_WEIGHT}|{SHRINKAGE}|{SPAN}|{TEXT_TOKENS}|{TEXT}"
     root = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    path = root / "keys" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.bin"
-    kept = _kept(path, (config.layers, config.geometry.kv_heads, config.head_dim))
+    cache = KeyCache(root)
+    kept = cache.find(key, (config.layers, config.kv_heads, config.head_dim))
     if kept is not None:
         return kept
     tokens = tokenizer.encode(TEXT)[: min(TEXT_TOKENS, config.context_length)]
-    keys, queries = _record(decoder, config, tokens, windows, min(_CHUNK, max_rows))
-    span = min(SPAN, config.context_length)
-    frequencies = config.rope.frequencies(config.head_dim)
-
-    def spread(rows: Floats) -> Floats:
-        """Rows of all tokens but the first, as if the text stood at the start of each quarter of the span as well."""
-        moved = [
-            turned(rows[1:], quarter * (span // 4) * frequencies, interleaved=config.family.interleaved)
-            for quarter in range(4)
-        ]
-        return np.concatenate(moved)
-
-    balance = balance_keys(keys[:, 0], lambda layer: spread(keys[layer]), lambda layer: spread(queries[layer]))
-    _keep(path, balance)
+    if len(tokens) < 2:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):  # a model of broken numbers says so when it answers
+        balance = _measure(decoder, config, tokens, windows, min(_CHUNK, max_rows)).balance()
+    cache.keep(key, balance)
     return balance
 
 
-def _record(
+def _measure(
     decoder: DenseModel, config: ModelConfig, tokens: NDArray[np.int32], windows: Sequence[int], chunk: int
-) -> tuple[Floats, Floats]:
-    """K `[layers, n, kv_heads, head_dim]` and Q `[layers, n, heads, head_dim]` of a text, rotated by position."""
+) -> KeyMoments:
+    """Moments of a text as if it stood at the start of each quarter of the span, `chunk` tokens a step."""
     geometry, count = config.geometry, len(tokens)
-    keys = np.empty((geometry.layers, count, geometry.kv_heads, geometry.head_dim), np.float32)
-    queries = np.empty((geometry.layers, count, config.heads, geometry.head_dim), np.float32)
+    moments = KeyMoments(geometry.layers, geometry.kv_heads, geometry.head_dim)
+    quarter = min(SPAN, config.context_length) // 4
+    frequencies = config.rope.frequencies(config.head_dim)
     cache = PagedKVCache.create(geometry, geometry.blocks_for(count) * geometry.block_bytes)
     runtime = CpuAttention(cache, config.heads, windows=windows)
     table = cache.table()
 
+    def spread(rows: Floats) -> Floats:
+        interleaved = config.family.interleaved
+        return np.concatenate([turned(rows, n * quarter * frequencies, interleaved=interleaved) for n in range(4)])
+
     def compute(rows: slice) -> None:
-        slots = table.slots(rows.start, rows.stop)
+        slots, behind_first = table.slots(rows.start, rows.stop), 0 if rows.start else 1
 
         def attend(layer: int, q: Floats, k: Floats, v: Floats, out: Floats) -> None:
-            keys[layer, rows], queries[layer, rows] = k, q
+            if behind_first:
+                moments.add_first(layer, k[0])
+            moments.add(layer, spread(k[behind_first:]), spread(q[behind_first:]))
             cache.write(layer, slots, k, v)
             runtime.attend(layer, q, out)
 
@@ -148,27 +146,4 @@ def _record(
     finally:
         runtime.close()
         cache.close()
-    return keys, queries
-
-
-def _kept(path: Path, shape: tuple[int, int, int]) -> KeyBalance | None:
-    """What a file holds; None: there is none, or it cannot be used."""
-    try:
-        content = path.read_bytes()
-        if hashlib.sha256(content[_DIGEST_BYTES:]).digest() != content[:_DIGEST_BYTES]:
-            raise ValueError("it is damaged")
-        return KeyBalance.frombuffer(content[_DIGEST_BYTES:], shape)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        _log.warning("%s cannot be used and is measured anew: %s", path, error)
-        return None
-
-
-def _keep(path: Path, balance: KeyBalance) -> None:
-    content = balance.tobytes()
-    try:
-        make_private(path.parent)
-        replace_file(path, hashlib.sha256(content).digest() + content)
-    except OSError as error:
-        _log.warning("%s cannot be written, so it is measured again at the next start: %s", path, error)
+    return moments

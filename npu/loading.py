@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypedDict
 
 from hostcache.cache import PagedKVCache
@@ -24,6 +25,7 @@ from .dense_folder import DenseFolder
 from .fp16 import Rounding
 from .key_balance import KeyBalance
 from .key_statistics import load_key_balance
+from .kv_choice import KvChoice, choose_kv
 from .model import ModelConfig
 from .model_memory import MemoryDemand, PoolChoice, choose_pool
 from .overflow import ContextRules
@@ -57,6 +59,7 @@ class EngineParts:
         windows: the model's own, by layer: tokens, 0 for a layer that sees everything; empty: there are none.
         turn: turns the keys of a block to other positions, for requests that slide; None: none may.
         codec: how requests store their KV if they do not say.
+        kv_choice: why that is the codec; None: the caller knows.
         balance: the form of keys in int4, see `npu.key_balance`.
         stopwatch: seconds, by which the scheduler learns what steps take; `time.process_time` leaves out what other
             programs took of the one core that computes.
@@ -76,6 +79,7 @@ class EngineParts:
     windows: tuple[int, ...] = ()
     turn: TurnBlock | None = None
     codec: Codec = FP16
+    kv_choice: KvChoice | None = None
     balance: KeyBalance | None = None
     stopwatch: Callable[[], float] = time.monotonic
 
@@ -97,7 +101,8 @@ class LoadOptions(TypedDict, total=False):
     """The keywords of `load_parts`, which says what they are, for those who pass them on."""
 
     runtime: str
-    kv: str
+    kv: str | None
+    planned_sessions: int
     pool_bytes: int | None
     threads: int
     activations: Activations
@@ -111,6 +116,10 @@ class LoadOptions(TypedDict, total=False):
     max_sequences: int
     prefill_chunk: int
     step_seconds: float | None
+    max_waiting: int
+    ageing_seconds: float
+    client_weights: Mapping[str, float]
+    max_preemptions: int
     swap_bytes: int
     swap_folder: str | os.PathLike[str] | None
     cache_dir: str | os.PathLike[str] | None
@@ -123,7 +132,8 @@ def load_parts(
     model: str | os.PathLike[str],
     *,
     runtime: str = "auto",
-    kv: str = FP16.name,
+    kv: str | None = None,
+    planned_sessions: int = 1,
     pool_bytes: int | None = None,
     threads: int = 1,
     activations: Activations = "int8",
@@ -137,6 +147,10 @@ def load_parts(
     max_sequences: int = 64,
     prefill_chunk: int = 64,
     step_seconds: float | None = None,
+    max_waiting: int = SchedulerConfig.max_waiting,
+    ageing_seconds: float = SchedulerConfig.ageing_seconds,
+    client_weights: Mapping[str, float] = MappingProxyType({}),
+    max_preemptions: int = SchedulerConfig.max_preemptions,
     swap_bytes: int = 0,
     swap_folder: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -150,7 +164,9 @@ def load_parts(
         model: path of a GGUF file or of a Hugging Face folder.
         runtime: see `npu.runtimes.RuntimeName`.
         kv: how requests store their KV if they do not say, `"fp16"`, `"int8"` or `"int4"`; they may ask for a richer
-            one, not for a leaner one. See docs/codecs.md for what it costs.
+            one, not for a leaner one. See docs/codecs.md for what it costs. None: fp16; or int8, where a
+            `context_length` is given and the pool has no room in fp16 for the planned sessions of that length.
+        planned_sessions: of `context_length` tokens each that the pool is to hold at once, where `kv` is None.
         pool_bytes: memory for KV, rounded down to whole blocks; None: 192 MiB, or less where less is left.
         threads: threads of the dense parts and of the `cpu` runtime.
         activations: `"int8"` is fast, `"fp32"` exact.
@@ -165,6 +181,10 @@ def load_parts(
         max_sequences: most sequences that run at once.
         prefill_chunk: most prompt tokens of one sequence in one step.
         step_seconds: how long an answer may pause while prompts are computed, see `hostcache.SchedulerConfig`.
+        max_waiting: most requests that wait; more are refused.
+        ageing_seconds: waiting that is worth one priority.
+        client_weights: shares of clients that are not to count as 1, by the name that their requests give.
+        max_preemptions: how often a request may lose its blocks to others before all that it may need is kept for it.
         swap_bytes: room beside the pool for the KV of preempted requests; 0: it is computed again.
         swap_folder: where a file without a name holds that; a disk, which costs no memory. None: memory does.
         cache_dir: where repacked weights are kept; None: the user's cache folder.
@@ -182,7 +202,11 @@ def load_parts(
     """
     if swap_folder is not None and not swap_bytes:
         raise UsageError(f"nothing is swapped to {swap_folder}: give swap_bytes (--swap), too", folder=swap_folder)
-    lookup, codec = PromptLookup(speculate) if speculate else None, codec_named(kv)
+    if kv is not None:
+        codec_named(kv)  # before anything is read
+    if planned_sessions < 1:
+        raise UsageError(f"planned_sessions must be 1 or more, got {planned_sessions}", sessions=planned_sessions)
+    lookup = PromptLookup(speculate) if speculate else None
     with open_model(model) as source, ExitStack() as opened:
         model_config = ModelConfig.from_gguf(source)
         context = model_config.context(context_length)
@@ -194,6 +218,10 @@ def load_parts(
             max_sequences=max_sequences,
             prefill_chunk=min(prefill_chunk, max_rows),
             step_seconds=step_seconds,
+            max_waiting=max_waiting,
+            ageing_seconds=ageing_seconds,
+            client_weights=client_weights,
+            max_preemptions=max_preemptions,
             model_window=max(windows) if all(windows) else 0,
         )
         segments = None if dense is None else DenseFolder(dense, source, cache_dir=cache_dir)
@@ -206,6 +234,8 @@ def load_parts(
             swap_bytes=swap_bytes if swap_folder is None else 0,
         )
         pool = choose_pool(source, demand, asked=pool_bytes)
+        choice = choose_kv(kv, model_config.geometry, pool.nbytes, context=context_length, sessions=planned_sessions)
+        codec = choice.codec
         tokenizer, template = tokenizer_of(source), template_of(source)
         decoder: DenseModel = (
             load_decoder(source, activations=activations, threads=threads, max_rows=max_rows, cache_dir=cache_dir)
@@ -253,5 +283,6 @@ def load_parts(
         windows=windows,
         turn=rerotation.turn,
         codec=codec,
+        kv_choice=choice,
         balance=balance,
     )

@@ -18,6 +18,8 @@ __all__ = [
     "PREALLOCATED_TOKENS",
     "USUAL_VOCABULARY",
     "MemoryPlan",
+    "blocks_in",
+    "extent_bytes",
     "resident_weights",
     "richest_plan",
     "runtime_bytes",
@@ -106,12 +108,12 @@ class MemoryPlan:
     @property
     def extent_bytes(self) -> int:
         """Bytes of what the pool is cut into: a block of fp16, or as many of the codec as there are in its place."""
-        return unit_bytes(self.geometry, self.codec) * self.codec.blocks_per_extent
+        return extent_bytes(self.geometry, self.codec)
 
     @property
     def pool_blocks(self) -> int:
         """Whole blocks of the codec in the pool."""
-        return self.pool_asked // self.extent_bytes * self.codec.blocks_per_extent
+        return blocks_in(self.geometry, self.codec, self.pool_asked)
 
     @property
     def block_bytes(self) -> int:
@@ -188,6 +190,16 @@ class MemoryPlan:
     def preallocated_sessions(self, tokens: int) -> int:
         """Sessions that the same bytes hold in fp16 if `max(tokens, PREALLOCATED_TOKENS)` are set aside for each."""
         return self.pool_bytes // (max(tokens, PREALLOCATED_TOKENS) * self.geometry.bytes_per_token)
+
+
+def extent_bytes(geometry: KVGeometry, codec: Codec) -> int:
+    """Bytes of what a pool is cut into that is opened for a codec."""
+    return unit_bytes(geometry, codec) * codec.blocks_per_extent
+
+
+def blocks_in(geometry: KVGeometry, codec: Codec, pool_bytes: int) -> int:
+    """Whole blocks of a codec in a pool that is opened for it."""
+    return pool_bytes // extent_bytes(geometry, codec) * codec.blocks_per_extent
 
 
 def richest_plan(plan: MemoryPlan) -> MemoryPlan:

@@ -72,11 +72,13 @@ class ContextRules:
 
         Raises:
             RequestRefused: it does not fit, and is to be refused then; or the context is too short to slide in.
-            UsageError: there is no such policy, or the model's own windows leave no choice.
+            UsageError: there is no such policy, it is no window, or the model's own windows leave no choice.
         """
-        if overflow not in get_args(OverflowPolicy):
+        if not isinstance(overflow, str) or overflow not in get_args(OverflowPolicy):
             policies = ", ".join(get_args(OverflowPolicy))
             raise UsageError(f"no overflow policy is called {overflow!r}: there are {policies}", overflow=overflow)
+        if window is not None and not isinstance(window, AttentionWindow):
+            raise UsageError(f"window is {window!r}; it must be an AttentionWindow, or None", window=window)
         if window is not None and any(self._windows):
             raise UsageError(
                 f"the model's layers have windows of their own, of {max(self._windows)} tokens: leave window out",

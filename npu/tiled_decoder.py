@@ -48,7 +48,7 @@ class TiledDecoder:
         isa: what `"auto"` became.
 
     Raises:
-        UsageError: this machine cannot give so many threads, or such an `isa`.
+        UsageError: this machine cannot give so many threads, buffers for so many rows, or such an `isa`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TiledDecoder:
     ) -> None:
         runtime = lib.rp_dense_open(weights.model, max_rows, threads, isa.encode())
         if runtime == ffi.NULL:
-            raise _open_error(ffi.errno, threads, isa)
+            raise _open_error(ffi.errno, threads, max_rows, isa)
         self.isa = ffi.string(lib.rp_dense_isa(runtime)).decode()
         self.config = config
         self.fingerprint = fingerprint
@@ -181,7 +181,11 @@ class _Rows:
         )
 
 
-def _open_error(number: int, threads: int, isa: str) -> UsageError:
+def _open_error(number: int, threads: int, max_rows: int, isa: str) -> UsageError:
     if number == errno.ENOTSUP:
         return UsageError(f'isa "{isa}" does not run on this machine: use "auto"', isa=isa)
-    return UsageError(f"{threads} threads could not be started ({os.strerror(number)}): use fewer", threads=threads)
+    return UsageError(
+        f"there is no room for {threads} threads and steps of {max_rows} tokens ({os.strerror(number)}): use fewer",
+        threads=threads,
+        max_rows=max_rows,
+    )

@@ -34,6 +34,11 @@ static inline __attribute__((always_inline)) uint64_t sum_words(const uint8_t *s
     return sum;
 }
 
+static uint64_t sum_words_plain(const uint8_t *src, int64_t nbytes)
+{
+    return sum_words(src, nbytes);
+}
+
 #if RP_AVX2
 __attribute__((target("avx2"))) static uint64_t sum_words_avx2(const uint8_t *src, int64_t nbytes)
 {
@@ -41,11 +46,27 @@ __attribute__((target("avx2"))) static uint64_t sum_words_avx2(const uint8_t *sr
 }
 #endif
 
-uint64_t rp_limit_read(const uint8_t *src, int64_t nbytes)
+static uint64_t (*sum_words_here)(const uint8_t *src, int64_t nbytes);
+
+/* When the module is loaded: where a hypervisor answers CPUID, asking takes as long as reading 500 KiB. */
+__attribute__((constructor)) static void choose(void)
 {
+    sum_words_here = sum_words_plain;
 #if RP_AVX2
     if (rp_has_avx2())
-        return sum_words_avx2(src, nbytes);
+        sum_words_here = sum_words_avx2;
 #endif
-    return sum_words(src, nbytes);
+}
+
+uint64_t rp_limit_read(const uint8_t *src, int64_t nbytes)
+{
+    return sum_words_here(src, nbytes);
+}
+
+uint64_t rp_limit_reread(const uint8_t *src, int64_t nbytes, int64_t times)
+{
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < times; i++)
+        sum += sum_words_here(src, nbytes); /* through a pointer: no compiler reads once and multiplies */
+    return sum;
 }

@@ -9,3 +9,6 @@ void rp_limit_copy_runs(const uint8_t *src, uint8_t *dst, const int64_t *runs, i
 /* Load every byte once, by the widest vectors; the sum says that it was done: of the 64-bit words, modulo 2^64.
  * nbytes is a multiple of 256. */
 uint64_t rp_limit_read(const uint8_t *src, int64_t nbytes);
+
+/* The same so many times over: where nbytes stay in a core's own caches, what the core can do and memory has no part in. */
+uint64_t rp_limit_reread(const uint8_t *src, int64_t nbytes, int64_t times);

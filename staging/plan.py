@@ -87,11 +87,15 @@ class GatherPlan:
 
         Raises:
             NoBucket: a sequence is longer than the layout's bucket.
-            UsageError: a table is too short, an id is outside the pool, or the shapes do not fit each other.
+            UsageError: a table is too short, an id is outside the pool, the shapes do not fit each other, or a dtype is
+                another.
         """
+        hidden = np.zeros((layout.batch, 2), np.int64) if hidden is None else hidden
+        _check_types(tables=(tables, np.int32), lengths=(lengths, np.int32), hidden=(hidden, np.int64))
+        if codecs is not None:
+            _check_types(codecs=(codecs, np.uint8))
         valid = lengths.astype(np.int64)
         _check_shapes(geometry, tables, valid, layout, codecs)
-        hidden = np.zeros((layout.batch, 2), np.int64) if hidden is None else hidden
         _check_hidden(hidden, valid)
         unit_bytes = geometry.block_bytes if unit_bytes is None else unit_bytes
         runs = _runs(geometry, tables, valid, hidden)
@@ -195,6 +199,13 @@ def _check_hidden(hidden: NDArray[np.int64], lengths: NDArray[np.int64]) -> None
             hidden=hidden[i].tolist(),
             length=int(lengths[i]),
         )
+
+
+def _check_types(**arrays: tuple[NDArray[np.generic], type[np.generic]]) -> None:
+    """Refuse what C or an index would read as other numbers than it says."""
+    for name, (array, dtype) in arrays.items():
+        if array.dtype != dtype:
+            raise UsageError(f"{name} must be {np.dtype(dtype).name}, got {array.dtype}", name=name, dtype=array.dtype)
 
 
 def _check_shapes(

@@ -7,7 +7,7 @@ every object from malloc, so that each has its own bounds.
 
 Leaks are not looked for: at its end CPython leaves thousands of blocks that nothing refers to any more, and what they
 are depends on its version and on each library that was imported; a list of those to pass over would hide ours. What
-our C allocates is one object, an attention runtime, whose closing has a test of its own.
+our C allocates are two objects, an attention runtime and a dense one, whose closing has tests of its own.
 """
 
 # ruff: noqa: T201 - a command prints
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.board.arm64 import copy_checkout
 from tests.board.host import JobError, run
-from tests.kernels import KERNEL_TESTS
+from tests.kernels import KERNEL_TESTS, MODEL_TESTS
 
 __all__ = ["main"]
 
@@ -53,7 +53,7 @@ def main() -> int:
                 tree,
             )
             check_modules(tree)
-            return run_tests(tree, sys.argv[1:] or KERNEL_TESTS)
+            return run_tests(tree, sys.argv[1:] or (*KERNEL_TESTS, *MODEL_TESTS))
     except JobError as error:
         print(f"sanitize: {error}", file=sys.stderr)
         return 3

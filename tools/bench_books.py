@@ -33,7 +33,7 @@ def _measure(args: argparse.Namespace) -> Measured:
         MissingExtra: the peer lacks xxhash.
     """
     from . import bench_cache, bench_schedule
-    from .bench_peer import NO_PEER, PEER, NanoVllm
+    from .bench_peer import NO_PEER, NO_VLLM, PEER, NanoVllm
     from .bench_rows import compare
 
     require_at_least(args, 1, "block_tokens", "rounds", "times", "context")
@@ -43,7 +43,7 @@ def _measure(args: argparse.Namespace) -> Measured:
     else:
         cases = bench_cache.cases(peer, args.block_tokens)
     rows = [compare(case, PEER, args.rounds, args.times) for case in cases]
-    return Measured(rows, [NO_PEER] if peer is None else [])
+    return Measured(rows, [NO_VLLM] if peer else [NO_PEER, NO_VLLM])
 
 
 CACHE = Kind("cache", "finding a prefix, publishing a block, appending a token", _add_options, _measure)

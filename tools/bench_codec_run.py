@@ -23,6 +23,7 @@ from npu.weights import Activations
 
 from .bench_rows import Figure, Row, take_turns, timed
 from .inputs import read_text
+from .terminal import tell
 
 __all__ = ["Drift", "quality_figures", "scatter_rows", "texts_of"]
 
@@ -138,6 +139,7 @@ def quality_figures(
             for drift in drifts.values():
                 drift[name] = Drift()
             for ids in _pieces(parts, group, piece):
+                tell(f"{len(ids)} tokens of {name}, in {', '.join(CODECS)}")
                 done = 1
                 sides = zip(*(_logits(parts, runner, ids, codec) for codec in (FP16, *scaled)), strict=True)
                 for exact, *found in sides:

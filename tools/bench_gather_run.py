@@ -17,7 +17,9 @@ from staging import GatherPlan, Residency, StagingArena, StagingLayout
 from staging._limits import ffi, lib
 from staging.coherent import CoherentMemory
 
-from .bench_rows import Row, take_turns, timed
+from .bench_gather_convert import convert_rows
+from .bench_rows import Point, Row, take_turns, timed
+from .terminal import tell
 
 __all__ = ["Shape", "rows"]
 
@@ -92,10 +94,28 @@ CODECS = tuple(Shape(model, 8, 512, codec=codec) for model in (REFERENCE, SMOLLM
 APPENDS = tuple(Shape(model, *size) for model in (REFERENCE, SMOLLM2) for size in ((1, 500), (8, 500), (8, 2000)))
 
 
+GROWING = KVGeometry(6, 2, 128)
+"""Fewer layers than the reference has, so that 64 sequences fit everywhere."""
+
+CONTEXTS = tuple(1 << power for power in range(7, 14))
+SEQUENCES = tuple(1 << power for power in range(7))
+"""What the chart shows: 128 to 8192 tokens of one sequence, 1 to 64 sequences of `EACH`."""
+
+EACH = 512
+
+GROWING_TIMES = 30
+"""Of each point at most: they are many, and the last are large."""
+
+
 def rows(times: int) -> list[Row]:
-    """Measure every shape, each so many times."""
-    gathers = [gather_row(shape, times) for shape in (*GATHERS, *CODECS)]
-    return [*gathers, *(append_row(shape, times) for shape in APPENDS)]
+    """Measure every shape, each so many times; points of the chart less often."""
+    found = [gather_row(shape, times) for shape in (*GATHERS, *CODECS)]
+    found += [append_row(shape, times) for shape in APPENDS]
+    for model in (REFERENCE, SMOLLM2):
+        found += convert_rows(model, times)
+    few = min(times, GROWING_TIMES)
+    found += [gather_row(Shape(GROWING, 1, at), few, Point("context", at, "gather")) for at in CONTEXTS]
+    return [*found, *(gather_row(Shape(GROWING, at, EACH), few, Point("sequences", at, "gather")) for at in SEQUENCES)]
 
 
 class Launches:
@@ -141,8 +161,9 @@ class Launches:
         ]
 
 
-def gather_row(shape: Shape, times: int) -> Row:
-    """A gather from scratch beside a copy of as many bytes in one piece."""
+def gather_row(shape: Shape, times: int, point: Point | None = None) -> Row:
+    """A gather from scratch beside a copy of as many bytes in one piece; a point of the chart has no target."""
+    tell(shape.name)
     launches = Launches(shape)
     plans, buffer = launches.plans(), launches.arena.buffers[0]
     layers = shape.geometry.layers
@@ -165,7 +186,7 @@ def gather_row(shape: Shape, times: int) -> Row:
         return timed(partial(lib.rp_limit_copy, start, target, shape.layer_bytes))()
 
     ours, limit = take_turns([gather, copy], times)
-    asked = shape.run == 1 and shape.codec is FP16
+    asked = shape.run == 1 and shape.codec is FP16 and point is None
     target_ratio, stretch = MUST[shape.geometry.head_dim] if asked else (None, None)
     return Row(
         shape.name,
@@ -177,11 +198,13 @@ def gather_row(shape: Shape, times: int) -> Row:
         "higher",
         by=BY,
         goal=f"gather, random blocks, head_dim {shape.geometry.head_dim}",
+        point=point,
     )
 
 
 def append_row(shape: Shape, times: int) -> Row:
     """A token of each sequence put to what stays staged, beside memcpys of the same rows, layer by layer."""
+    tell(f"append, {shape.name}")
     steps = -(-(times + 10) // shape.geometry.layers)
     ours, limit = Growing(shape, steps), Growing(shape, steps)
     grown, copied = take_turns([ours.append, limit.copy], times)

@@ -33,7 +33,7 @@ TIMES_TILE = (1.0, 1.5, 2.0, 3.0, 4.0)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each setting, or one JSON object with `rows`.
+    """Print a line for each setting, or one JSON object: `rows`, what is asked of each budget, and `settings`.
 
     Returns:
         1: a budget is not kept, or what it costs the document is too much.
@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
         require_charts(args.plot)
     rows = _measure(args)
     if args.json:
-        print(json.dumps({"rows": [row.as_json() for row in rows]}))
+        limits = [limit.as_json() for row in rows for limit in row.limits]
+        print(json.dumps({"rows": limits, "settings": [row.as_json() for row in rows], "note": None}))
     else:
         from .latency_report import as_text
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         from .latency_report import draw
 
         draw(args.plot, rows)
-    return 0 if all(row.holds for row in rows if row.setting.step_seconds is not None) else 1
+    return 0 if all(row.holds for row in rows) else 1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -87,40 +88,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Measured:
-    """The limits of each budget as figures, for the report of all kinds.
+    """What is asked of each budget, for the report of all kinds.
 
     Raises:
         RockpageError: as `run`.
     """
-    from .bench_rows import Figure
-    from .latency_report import LONGEST_GAP, LONGEST_WAIT
-
-    figures = []
-    for row in _measure(args):
-        if row.setting.step_seconds is None:
-            continue
-        for goal, value, most in (
-            ("longest gap", row.gap_ratio, LONGEST_GAP),
-            ("document's first token", row.wait_ratio, LONGEST_WAIT),
-        ):
-            figures.append(Figure(f"{goal}, {row.setting.name}", "unchunked", value, "x", most, goal=goal))
-        kept = row.as_json()["gap_p95_s"]
-        assert isinstance(kept, float)
-        goal = "95 % of the gaps"
-        figures.append(Figure(f"{goal}, {row.setting.name}", "budget", kept / row.most_gap, "x", 1.0, goal=goal))
-    return Measured(figures)
+    return Measured([limit for row in _measure(args) for limit in row.limits])
 
 
 def _measure(args: argparse.Namespace) -> list[Row]:
     """Run the settings in turn, as often as there are rounds."""
     from .latency_report import Row
     from .latency_run import Machine, Setting, Traffic, Waits, measure
+    from .terminal import tell
 
     model = model_path(args)
     traffic = Traffic(args.sessions, args.documents, args.tokens)
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
     machine = Machine(args.runtime, args.threads, clock)
     unchunked = Row(Setting("unchunked"), Waits())
+    tell(unchunked.setting.name)
     measure(model, unchunked.setting, traffic, machine, unchunked.waits)
     budgets = args.budgets or [unchunked.tile_seconds * times for times in TIMES_TILE]
     settings = [Setting("chunks of 64", 64)]
@@ -128,6 +115,7 @@ def _measure(args: argparse.Namespace) -> list[Row]:
     rows = [unchunked, *(Row(setting, Waits(), unchunked.waits) for setting in settings)]
     for number in range(args.rounds):
         for row in rows[1:] if number == 0 else rows:
+            tell(f"{row.setting.name}, round {number + 1} of {args.rounds}")
             measure(model, row.setting, traffic, machine, row.waits)
     return rows
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hostcache.errors import DeviceError
+from hostcache.errors import DeviceError, MissingExtra
 
 from .bench_rows import Row, Timing
 from .llama_peer import PEER
@@ -25,6 +25,9 @@ CONTEXT = 4096
 ANSWER = 8
 PROMPT = CONTEXT // SEQUENCES - 2 * ANSWER  # blocks of 16 tokens are left over for what is answered
 
+MISSING = 3
+"""Status of a peer's process where the peer is not installed."""
+
 Footprint = dict[str, int]
 """Bytes of a process: `resident`, and `private`, which belong to no file."""
 
@@ -33,11 +36,10 @@ def memory_rows(model: Path, threads: int) -> list[Row]:
     """Both processes, one after the other; the peer's is missing where llama-cpp-python is.
 
     Raises:
-        DeviceError: ours failed.
+        DeviceError: a process failed otherwise.
     """
     ours, theirs = (_probe(side, model, threads) for side in ("ours", "theirs"))
-    if ours is None:
-        raise DeviceError(f"the process that was to be measured with {model} failed: run it by itself to see why")
+    assert ours is not None  # only the peer can be missing
     name = f"{{}} memory, {SEQUENCES} sequences, context of {CONTEXT}"
     return [
         Row(
@@ -54,12 +56,23 @@ def memory_rows(model: Path, threads: int) -> list[Row]:
 
 
 def _probe(side: str, model: Path, threads: int) -> Footprint | None:
-    """The footprint of one side; None if its process failed."""
+    """The footprint of one side; None if the peer is not installed.
+
+    Raises:
+        DeviceError: its process failed, with the last line that it wrote to stderr.
+    """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-m", __name__, side, str(model), str(threads)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
-    if done.returncode:
+    if done.returncode == MISSING:
         return None
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["nothing on stderr"]
+        raise DeviceError(
+            f"the process that was to be measured with {model} ended with {done.returncode}, {side}: {said[-1]}",
+            side=side,
+            status=done.returncode,
+        )
     footprint: Footprint = json.loads(done.stdout)
     return footprint
 
@@ -104,4 +117,7 @@ def footprint() -> Footprint:
 
 
 if __name__ == "__main__":
-    {"ours": _run_ours, "theirs": _run_theirs}[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
+    try:
+        {"ours": _run_ours, "theirs": _run_theirs}[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
+    except MissingExtra:
+        sys.exit(MISSING)

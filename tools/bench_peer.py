@@ -18,12 +18,15 @@ import numpy as np
 
 from hostcache.errors import MissingExtra, UsageError
 
-__all__ = ["NO_PEER", "PEER", "NanoVllm"]
+__all__ = ["NO_PEER", "NO_VLLM", "PEER", "NanoVllm"]
 
 PEER = "nano-vllm"
 
 NO_PEER = "peer not given: pass --peer DIR, a checkout of https://github.com/GeeeekExplorer/nano-vllm"
 """Said where there is nothing to compare with."""
+
+NO_VLLM = "vLLM's block manager is not compared: it comes with torch and CUDA alone, see docs/benchmarks.md"
+"""vLLM 0.33 asks for 197 packages besides, and its block pool imports the configuration of all the rest."""
 
 
 @dataclass(frozen=True)

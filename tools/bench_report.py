@@ -60,9 +60,11 @@ def _goal(kind: str, what: str, peer: str, rows: Sequence[Row | Figure]) -> str:
     found = sorted((row for row in rows if row.ratio is not None), key=lambda row: row.ratio or 0.0)
     ends = dict.fromkeys(map(format_ratio, (found[0], found[-1]) if found else ()))
     ratios = " to ".join(reversed(ends) if first.better == "lower" else ends)
-    verdict = "missed" if any(row.misses_target for row in found) else "met" if found else "not measured"
+    verdicts = [row.verdict for row in found if row.verdict is not None]
+    # What was missed comes first, and what could not be asked for is not told as if it had been met.
+    verdict = "missed" if "missed" in verdicts else next((one for one in verdicts if one != "met"), "met")
     limits = (bound(limit, first.better) for limit in (first.target, first.stretch))
-    return _line(kind, what, peer, ratios, *limits, verdict)
+    return _line(kind, what, peer, ratios, *limits, verdict if found else "not measured")
 
 
 def _row(row: Row | Figure) -> str:

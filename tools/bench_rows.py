@@ -84,6 +84,7 @@ class Row:
         unit: `"s"` or `"bytes"`.
         goal: the target's name, under which the rows that it is for are summed up; None: the case.
         point: where growth is shown.
+        excuse: why the target cannot be asked for here, with the figure that shows it; None: it is.
     """
 
     case: str
@@ -97,6 +98,7 @@ class Row:
     unit: Literal["s", "bytes"] = "s"
     goal: str | None = None
     point: Point | None = None
+    excuse: str | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -109,8 +111,13 @@ class Row:
 
     @property
     def misses_target(self) -> bool:
-        """Whether the ratio is on the wrong side of its target."""
-        return _misses(self.ratio, self.target, self.better)
+        """Whether the ratio is on the wrong side of a target that is asked for."""
+        return self.excuse is None and _misses(self.ratio, self.target, self.better)
+
+    @property
+    def verdict(self) -> str | None:
+        """`"met"`, `"missed"`, or the excuse for that; None: nothing was asked or nothing was measured."""
+        return _verdict(self.ratio, self.target, self.better, self.excuse)
 
     def as_json(self) -> dict[str, object]:
         """The row for `--json`; `ours_s` and `peer_s` are minima, in seconds, or in bytes where `unit` says so."""
@@ -127,6 +134,7 @@ class Row:
             "better": self.better,
             "by": self.by,
             "unit": self.unit,
+            "verdict": self.verdict,
         }
 
 
@@ -164,6 +172,11 @@ class Figure:
         """Whether the figure is on the wrong side of its target."""
         return _misses(self.value, self.target, self.better)
 
+    @property
+    def verdict(self) -> str | None:
+        """`"met"` or `"missed"`; None: nothing was asked."""
+        return _verdict(self.value, self.target, self.better, None)
+
     def as_json(self) -> dict[str, object]:
         """The figure for `--json`, as `ratio`; there are no times."""
         return {
@@ -176,6 +189,7 @@ class Figure:
             "stretch": self.stretch,
             "better": self.better,
             "unit": self.unit,
+            "verdict": self.verdict,
         }
 
 
@@ -235,3 +249,9 @@ def _misses(ratio: float | None, target: float | None, better: Better) -> bool:
     if ratio is None or target is None:
         return False
     return ratio > target if better == "lower" else ratio < target
+
+
+def _verdict(ratio: float | None, target: float | None, better: Better, excuse: str | None) -> str | None:
+    if ratio is None or target is None:
+        return None
+    return (excuse or "missed") if _misses(ratio, target, better) else "met"

@@ -47,8 +47,9 @@ def format_seconds(seconds: float) -> str:
 
 def _cells(row: Row | Figure) -> tuple[str, ...]:
     ours, our_median, theirs, their_median = amounts(row)
-    verdict = bound(row.target, row.better) + (" missed" if row.misses_target else "")
-    return row.case, ours, our_median, row.peer, theirs, their_median, format_ratio(row), verdict
+    verdict = "" if row.verdict in (None, "met") else f" {row.verdict}"
+    target = bound(row.target, row.better) + verdict
+    return row.case, ours, our_median, row.peer, theirs, their_median, format_ratio(row), target
 
 
 def _pair(timing: Timing, unit: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""`rockpage cache`: where repacked weights and compiled graphs lie, how much room they take, and how to get it back."""
+"""`rockpage cache`: what was made once and is kept, how much room it takes, and how to get that back."""
 
 from __future__ import annotations
 
@@ -37,17 +37,21 @@ def run(args: argparse.Namespace) -> int:
         OSError: the folder cannot be read, or not be written in order to clear it.
     """
     from npu.cache_room import cache_limit
+    from npu.key_cache import KeyCache
     from npu.rknn_cache import CompileCache
     from npu.weights_cache import default_cache_dir, weights_room
 
-    weights, graphs, limit = weights_room(default_cache_dir()), CompileCache.default().room, cache_limit()
+    root, limit = default_cache_dir(), cache_limit()
+    weights, graphs, keys = weights_room(root), CompileCache.default().room, KeyCache(root).room
+    rooms = (weights, graphs, keys)
     if args.clear:
-        weights.clear()
-        graphs.clear()
+        for room in rooms:
+            room.clear()
     if args.json:
-        print(json.dumps({**_room_as_json(weights, limit), "graphs": _room_as_json(graphs, limit)}))
+        others = {"graphs": _room_as_json(graphs, limit), "keys": _room_as_json(keys, limit)}
+        print(json.dumps({**_room_as_json(weights, limit), **others}))
     else:
-        print("\n".join([*_lines(weights, limit), *_lines(graphs, limit)]))
+        print("\n".join(line for room in rooms for line in _lines(room, limit)))
     return 0
 
 

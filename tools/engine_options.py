@@ -69,9 +69,8 @@ def add_engine_options(parser: Parser) -> argparse._ArgumentGroup:
     group.add_argument(
         "--kv",
         choices=("fp16", "int8", "int4"),
-        default="fp16",
         metavar="CODEC",
-        help="how KV is stored: fp16, int8 or int4, see rockpage plan (default: %(default)s)",
+        help="how KV is stored: fp16, int8 or int4 (default: fp16, or int8 if --context does not fit into the pool)",
     )
     add_threads_option(group)
     group.add_argument(
@@ -178,7 +177,8 @@ def require_model(args: argparse.Namespace, text_option: str) -> None:
 def open_engine(args: argparse.Namespace, **more: Unpack[LoadOptions]) -> Engine:
     """Load the model and take the pool as the arguments say; the caller closes it.
 
-    A pool that is smaller than usual for want of memory is explained on stderr.
+    A pool that is smaller than usual for want of memory is explained on stderr, and so is KV that is not fp16 if nobody
+    asked for that.
 
     Args:
         args: what `add_engine_options` had parsed.
@@ -210,7 +210,9 @@ def open_engine(args: argparse.Namespace, **more: Unpack[LoadOptions]) -> Engine
     }
     options.update(more)
     engine = Engine.load(model_path(args), **options)
-    choice = engine.pool_choice
-    if choice is not None and choice.reduced and sys.stderr is not None:
-        sys.stderr.write(f"rockpage: a pool of {format_size(choice.nbytes)}, {choice.reason}\n")
+    pool, kv = engine.pool_choice, engine.kv_choice
+    if pool is not None and pool.reduced and sys.stderr is not None:
+        sys.stderr.write(f"rockpage: a pool of {format_size(pool.nbytes)}, {pool.reason}\n")
+    if kv is not None and kv.reduced and sys.stderr is not None:
+        sys.stderr.write(f"rockpage: KV in {kv.codec.name}, {kv.reason}; --kv names another\n")
     return engine

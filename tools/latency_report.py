@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import bench_rows
+from .bench_rows import Timing
 from .latency_run import Setting, Waits
 
 __all__ = ["LONGEST_GAP", "LONGEST_WAIT", "MORE_THAN_TILE", "Row", "as_text", "draw"]
@@ -61,16 +63,32 @@ class Row:
         return self.waits.computed / self.waits.elapsed
 
     @property
+    def limits(self) -> list[bench_rows.Row]:
+        """What is asked of a budget, as all benchmarks show it: its longest gap, its document's wait, most of its gaps.
+
+        Nothing is asked where there is none.
+        """
+        if self.setting.step_seconds is None or self.unchunked is None:
+            return []
+        kept = float(np.quantile(self.waits.gaps, 0.95))
+        return [
+            _limit(f"longest gap, {self.setting.name}", max(self.waits.gaps), max(self.unchunked.gaps), LONGEST_GAP),
+            _limit(
+                f"document's first token, {self.setting.name}",
+                float(np.median(self.waits.first_token)),
+                float(np.median(self.unchunked.first_token)),
+                LONGEST_WAIT,
+            ),
+            _limit(f"95 % of the gaps, {self.setting.name}", kept, self.most_gap, 1.0, "budget"),
+        ]
+
+    @property
     def holds(self) -> bool:
-        """Whether all three limits are kept."""
-        return (
-            self.gap_ratio <= LONGEST_GAP
-            and self.wait_ratio <= LONGEST_WAIT
-            and float(np.quantile(self.waits.gaps, 0.95)) <= self.most_gap
-        )
+        """Whether all that is asked is kept."""
+        return not any(limit.misses_target for limit in self.limits)
 
     def as_json(self) -> dict[str, object]:
-        """All figures; times in seconds."""
+        """All figures of the setting; times in seconds."""
         p50, p95, longest = (float(np.quantile(self.waits.gaps, share)) for share in (0.5, 0.95, 1))
         return {
             "setting": self.setting.name,
@@ -88,6 +106,11 @@ class Row:
             "core_fraction": self.core_share,
             "holds": self.holds,
         }
+
+
+def _limit(case: str, ours: float, theirs: float, most: float, peer: str = "unchunked") -> bench_rows.Row:
+    goal = case.partition(",")[0]
+    return bench_rows.Row(case, peer, Timing(ours, ours), Timing(theirs, theirs), most, goal=goal)
 
 
 HEADINGS = ("setting", "decode", "+ tile", "gap p50", "p95", "limit", "longest", "ratio", "document", "ratio", "core")
@@ -109,7 +132,7 @@ def as_text(rows: Sequence[Row]) -> str:
         cells.append(f"{np.median(row.waits.first_token):.2f} s")
         cells.append(f"{row.wait_ratio:.2f}")
         cells.append(f"{100 * row.core_share:.0f} %")
-        missed = "" if row.holds or row.setting.step_seconds is None else "  missed"
+        missed = "" if row.holds else "  missed"
         lines.append(f"{row.setting.name:<14}" + "".join(f"{cell:>10}" for cell in cells) + missed)
     return "\n".join(lines)
 

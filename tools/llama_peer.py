@@ -57,6 +57,7 @@ class LlamaCpp:
         settings.n_threads = settings.n_threads_batch = threads
         self._context = library.llama_init_from_model(self._model, settings)
         if not self._context:
+            library.llama_model_free(self._model)
             raise DeviceError(f"llama.cpp has no memory for a context of {context} tokens", context=context)
         self._memory = library.llama_get_memory(self._context)
         self._vocab = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))

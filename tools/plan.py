@@ -97,7 +97,9 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         help="int8 or fp32: weights are packed for it (default: %(default)s)",
     )
     parser.add_argument("--context", type=parse_count, metavar="TOKENS", help="what one session must be able to hold")
-    parser.add_argument("--sessions", type=parse_count, metavar="N", help="of that length, that must fit at once")
+    parser.add_argument(
+        "--sessions", type=parse_count, metavar="N", help="of --context tokens each, that must fit at once"
+    )
     parser.add_argument(
         "--kv",
         choices=("fp16", "int8", "int4"),
@@ -133,8 +135,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; 0 if it fits, 1 if not.
 
     Raises:
-        UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, or a geometry that no
-            runtime computes.
+        UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, --sessions without
+            --context, or a geometry that no runtime computes.
         ModelError: the file is damaged or of a kind rockpage does not run.
     """
     plan = make_plan(args)
@@ -150,8 +152,8 @@ def make_plan(args: argparse.Namespace) -> MemoryPlan:
     """What the arguments say is to run, with the codec that they name, or else the richest with which it fits.
 
     Raises:
-        UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, or --resident
-            without staging.
+        UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, --sessions without
+            --context, or --resident without staging.
         ModelError: the file is damaged or of a kind rockpage does not run.
     """
     from hostcache.codec import codec_named
@@ -167,8 +169,8 @@ def _plan_in_fp16(args: argparse.Namespace) -> MemoryPlan:
     """What the arguments say is to run, with sessions in fp16.
 
     Raises:
-        UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, or --resident
-            without staging.
+        UsageError: both MODEL and --geometry, one of --geometry and --weights without the other, --sessions without
+            --context, or --resident without staging.
         ModelError: the file is damaged or of a kind rockpage does not run.
     """
     from hostcache.errors import UsageError
@@ -178,6 +180,8 @@ def _plan_in_fp16(args: argparse.Namespace) -> MemoryPlan:
     from npu.model_memory import plan_geometry, plan_model
     from npu.source import open_model
 
+    if args.sessions is not None and args.context is None:
+        raise UsageError("--sessions needs --context, the tokens that each must be able to hold")
     if (args.geometry is None) != (args.weights is None) or (args.geometry is not None and args.model is not None):
         raise UsageError("plan takes either a MODEL, or --geometry together with --weights")
     ram, reserve = _memory(args)
@@ -254,10 +258,10 @@ def _as_json(plan: MemoryPlan, obstacles: list[str]) -> dict[str, object]:
 
 
 def _choice(plan: MemoryPlan) -> list[str]:
-    """Why the codec is what it is, if nobody named one; nothing is said where no length and no sessions were asked."""
-    if plan.context is None and plan.sessions_asked is None:
+    """Why the codec is what it is, if nobody named one; nothing is said where no length was asked for."""
+    if plan.context is None:
         return []
-    count, tokens, codec = plan.sessions_asked or 1, plan.context or 1, plan.codec.name
+    count, tokens, codec = plan.sessions_asked or 1, plan.context, plan.codec.name
     wanted = f"{count} sessions of {tokens} tokens fit" if count > 1 else f"a session of {tokens} tokens fits"
     if plan.sessions(tokens) < count:
         return [f"there is no KV in which {wanted}; in {codec}:"]

@@ -60,6 +60,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "--pool", type=parse_size, default="512MiB", metavar="SIZE", help="the KV pool (default: %(default)s)"
     )
     parser.add_argument(
+        "--kv",
+        choices=("fp16", "int8", "int4"),
+        default="fp16",
+        metavar="CODEC",
+        help="how sessions store it: fp16, int8 or int4 (default: %(default)s)",
+    )
+    parser.add_argument(
         "--swap",
         type=parse_size,
         default=0,
@@ -134,7 +141,8 @@ def run(args: argparse.Namespace) -> int:
     runs = {name: _replay(source, each) for name, each in setups.items()}
     if args.json:
         compared = {name: as_json(measured) for name, measured in runs.items() if name != "paged"}
-        print(json.dumps({**as_json(runs["paged"]), "compared": compared}))
+        pool = {"kv": setup.codec.name, "pool_blocks": setup.blocks}
+        print(json.dumps({**pool, **as_json(runs["paged"]), "compared": compared}))
     else:
         print(as_text(runs))
     if args.chart is not None:  # last: where the disk is full, the figures were worth the replay
@@ -167,7 +175,9 @@ def _workload(args: argparse.Namespace) -> Workload | None:
 def _setup(args: argparse.Namespace, workload: Workload | None) -> Setup:
     """What the options say the traffic is to meet."""
     from hostcache import KVGeometry, SchedulerConfig
+    from hostcache.codec import codec_named
     from hostcache.errors import UsageError
+    from npu.memory_plan import blocks_in, extent_bytes
 
     from .replay_cost import PUBLISHED, PUBLISHED_GEOMETRY, MachineCost
     from .replay_setup import Setup
@@ -175,9 +185,11 @@ def _setup(args: argparse.Namespace, workload: Workload | None) -> Setup:
     fields = dict(args.geometry or PUBLISHED_GEOMETRY)
     fields.pop("heads", None)
     geometry = KVGeometry(**fields)
-    blocks = args.pool // geometry.block_bytes
+    codec = codec_named(args.kv)
+    blocks = blocks_in(geometry, codec, args.pool)
     if blocks < 1:
-        raise UsageError(f"a pool of {args.pool} bytes does not hold one block of {geometry.block_bytes} bytes")
+        extent = extent_bytes(geometry, codec)
+        raise UsageError(f"a pool of {args.pool} bytes does not hold one block of {extent} bytes")
     config = SchedulerConfig(
         context_length=args.context or (FILE_CONTEXT if workload is None else workload.context_length),
         max_rows=max(SchedulerConfig.max_rows, args.max_sequences),
@@ -186,7 +198,7 @@ def _setup(args: argparse.Namespace, workload: Workload | None) -> Setup:
         step_seconds=args.step_ms / 1000,
     )
     cost = PUBLISHED if args.cost is None else MachineCost(**args.cost)
-    return Setup(geometry, blocks, config, cost, swap_bytes=args.swap)
+    return Setup(geometry, blocks, config, cost, swap_bytes=args.swap, codec=codec)
 
 
 def _source(args: argparse.Namespace, workload: Workload | None, setup: Setup) -> TraceSource:

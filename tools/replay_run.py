@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from hostcache import (
     FinishReason,
     Namespace,
-    PrefixCache,
+    PrefixCaches,
     Request,
     Scheduler,
     StepPlan,
     UnbackedCache,
 )
+from hostcache.block_layout import BlockLayout
+from hostcache.codec_pools import unit_bytes
 from hostcache.errors import BlockStateError, RequestRefused
 
 from .replay_measure import Measurement, PoolState
@@ -69,10 +71,11 @@ class Replay:
         self.now = 0.0
         self._setup = setup
         self._measure = measurement
-        self._cache = UnbackedCache(setup.geometry, setup.blocks)
-        self._pool = self._cache.pool
-        self._prefix = PrefixCache(self._pool, clock=self._clock)
-        self._swap = ModelledSwap(setup.swap_bytes, setup.geometry.block_bytes)
+        self._cache = UnbackedCache(setup.geometry, setup.extents, setup.codec)
+        self._pool = self._cache.pool_of(setup.codec)
+        self._prefix = PrefixCaches(self._cache.pools, clock=self._clock)
+        layout = BlockLayout(setup.geometry, setup.codec)
+        self._swap = ModelledSwap(setup.swap_bytes, layout.block_bytes, unit_bytes(setup.geometry, setup.codec))
         self.scheduler = Scheduler(self._cache, self._prefix, setup.config, clock=self._clock, swap=self._swap)
         self._namespace = Namespace("replay")
         self._serials = itertools.count()
@@ -112,7 +115,11 @@ class Replay:
         token = next(self._serials) % OWN_TOKENS
         try:
             request = self.scheduler.submit(
-                self._prompt(asked, token), self._namespace, priority=asked.priority, client=asked.client
+                self._prompt(asked, token),
+                self._namespace,
+                priority=asked.priority,
+                client=asked.client,
+                codec=self._setup.codec,
             )
         except RequestRefused as refusal:
             self._measure.refused(asked, refusal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hostcache import KVGeometry, SchedulerConfig
+from hostcache.codec import FP16, Codec
 from hostcache.errors import UsageError
 
 from .replay_cost import MachineCost
@@ -18,12 +19,13 @@ class Setup:
 
     Attributes:
         geometry: of the KV.
-        blocks: blocks of the pool.
+        blocks: of the codec, in the pool; whole extents of them.
         config: the scheduler's limits.
         cost: of a step.
         reserved_blocks: None: a session has the blocks its tokens need. Else each session has so many, side by side,
             from start to end, and shares none: what contiguous caches do.
         swap_bytes: where preempted requests may leave their KV; 0: it is computed again.
+        codec: how all sessions store their KV.
     """
 
     geometry: KVGeometry
@@ -32,6 +34,12 @@ class Setup:
     cost: MachineCost
     reserved_blocks: int | None = None
     swap_bytes: int = 0
+    codec: Codec = FP16
+
+    @property
+    def extents(self) -> int:
+        """What the pool is cut into."""
+        return self.blocks // self.codec.blocks_per_extent
 
 
 def contiguous(setup: Setup) -> Setup:

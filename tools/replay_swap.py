@@ -20,14 +20,15 @@ class ModelledSwap:
 
     Args:
         nbytes: what it may hold.
-        block_bytes: of a block.
+        block_bytes: of a block, which is what is copied.
+        unit_bytes: of what a block takes up.
 
     Attributes:
         free: blocks that there is room for.
     """
 
-    def __init__(self, nbytes: int, block_bytes: int) -> None:
-        self.free = nbytes // block_bytes
+    def __init__(self, nbytes: int, block_bytes: int, unit_bytes: int) -> None:
+        self.free = nbytes // unit_bytes
         self._block_seconds = block_bytes / BYTES_PER_SECOND
         self._held: dict[int, int] = {}  # blocks by ticket
         self._ids = itertools.count(1)

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     text = _prompt_text(args)
     chat = args.chat or args.system is not None
     options: LoadOptions = {
+        "planned_sessions": max(args.answers, args.beams or 1),
         "swap_bytes": args.swap,
         "swap_folder": args.swap_folder,
         "prefix_folder": args.keep_prefixes,
@@ -111,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
         several = args.answers > 1 or args.beams is not None
         described = {
             **({"answers": answers} if several else answers[0]),
+            "kv": engine.codec().name,
             "prompt_tokens": len(prompt),
             "session_tokens": conversation.known,
             "cached_tokens": answered.cached_tokens,

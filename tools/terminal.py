@@ -12,7 +12,7 @@ from typing import TextIO
 
 from npu.sizes import format_size
 
-__all__ = ["ProgressBar", "preserved_terminal"]
+__all__ = ["ProgressBar", "preserved_terminal", "tell"]
 
 BAR_WIDTH = 30
 REDRAW_SECONDS = 0.2  # slow enough for a serial line: 80 characters at 9600 baud take 0.08 s
@@ -34,6 +34,12 @@ def preserved_terminal() -> Iterator[None]:
             # Only what has changed: setting modes from the background would stop the whole job (SIGTTOU).
             if termios.tcgetattr(descriptor) != modes:
                 termios.tcsetattr(descriptor, termios.TCSANOW, modes)  # not DRAIN: output may be stopped (Ctrl-S)
+
+
+def tell(what: str) -> None:
+    """A line on stderr that says what takes a while now; nothing where that is no terminal."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write(f"{what} ...\n")
 
 
 class ProgressBar:

@@ -64,6 +64,9 @@ CORPUS: Mapping[str, tuple[Any, ...]] = {
         RequestCase({}, {"prompt": "a"}, {"messages": [_USER], "tools": int}),
         RequestCase({}, {"prompt": "a"}, {"messages": [_USER], "documents": "text"}),
         RequestCase({}, {"prompt": "a"}, {"messages": [_USER], "variables": np.zeros(3)}),
+        RequestCase({}, {"prompt": "a", "kv": ["int8"]}, {"messages": [_USER]}),
+        RequestCase({}, {"prompt": "a", "overflow": np.zeros((2, 2))}, {"messages": [_USER]}),
+        RequestCase({}, {"prompt": "a", "overflow": "slide", "window": 5}, {"messages": [_USER]}),
     ),
     "caches": (
         *(CacheCase([(number, ("pipe",))]) for number in range(6)),

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from hostcache.codec import CODECS
+from hostcache.window import AttentionWindow
 from npu.engine import Engine
 from npu.sampler import SamplingParams
 from npu.structured import Structure
@@ -58,8 +60,8 @@ def serve(engine: Engine, case: RequestCase) -> None:
         engine.abort(request_id)
     while not engine.idle:
         engine.step()
-    if engine.cache.pool.used:
-        raise Broken(f"{engine.cache.pool.used} blocks are still in use")
+    if engine.cache.extents.used:
+        raise Broken(f"{engine.cache.extents.used} extents are still in use")
 
 
 _NUMBERS = st.one_of(INTEGERS, FLOATS, INTEGERS.map(Fraction), st.sampled_from(["NaN", "1e9999", "-0"]).map(Decimal))
@@ -106,6 +108,13 @@ _REQUEST: dict[str, st.SearchStrategy[Any]] = {
     "prompt": TEXTS | st.lists(st.integers(0, 271), min_size=1, max_size=20),
     "salt": TEXTS,
     "prompt_version": TEXTS,
+    "kv": st.sampled_from([None, *CODECS]),
+    "priority": st.integers(-3, 3),
+    "client": TEXTS,
+    "deadline": st.none() | st.floats(0, 1e9),
+    "max_queue_seconds": st.none() | st.floats(0, 9),
+    "overflow": st.sampled_from(["stop", "refuse", "slide"]),
+    "window": st.none() | st.builds(AttentionWindow, st.integers(1, 40), st.integers(0, 20)),
 }
 _MESSAGES = st.lists(
     st.fixed_dictionaries(

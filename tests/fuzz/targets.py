@@ -67,7 +67,8 @@ def _structures(folder: Path) -> Target:
 
 
 def _requests(folder: Path) -> Target:
-    engine = Engine.load(write_tiny_llama(folder / "tiny.gguf"), pool_bytes=4 * MIB, cache_dir=folder / "cache")
+    model = write_tiny_llama(folder / "tiny.gguf")
+    engine = Engine.load(model, pool_bytes=4 * MIB, kv="int4", cache_dir=folder / "cache")
     return Target(request_cases(), lambda case: serve(engine, case))
 
 

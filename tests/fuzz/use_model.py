@@ -1,11 +1,16 @@
-"""Takes a model's files the whole way: opening, tokenizer, template, weights and graphs, and a conversion."""
+"""Takes a model's files the whole way: opening, tokenizer, template, weights and graphs, tiles, and a conversion."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from npu.carried_metadata import carried_metadata
 from npu.convert import convert_model
+from npu.decoder import embedder
+from npu.decoder_choice import tiles_of
 from npu.generation_config import GenerationConfig
 from npu.gguf import GGUFFile
 from npu.graphs import SegmentGraphs
@@ -13,6 +18,8 @@ from npu.huggingface import HuggingFaceFolder
 from npu.model import ModelConfig
 from npu.source import open_model
 from npu.text import template_of, tokenizer_of
+from npu.tiled_decoder import TiledDecoder
+from npu.tiled_weights import TiledWeights
 from npu.weights import Activations, plan_weights
 from tests.fuzz.guard import refusals
 
@@ -31,6 +38,8 @@ def use_model(path: Path) -> None:
         for activations in ("int8", "fp32"):
             with refusals():
                 _use_weights(source, activations, path.with_name("weights"))
+        with refusals():
+            _use_tiles(source, path.with_name("tiles"))
         with refusals():
             ModelConfig.from_gguf(source)
             out = path.with_name("out.gguf")
@@ -56,3 +65,23 @@ def _use_weights(source: GGUFFile | HuggingFaceFolder, activations: Activations,
     graphs = SegmentGraphs(source, config, plan, activations)
     graphs.first()
     graphs.last()
+
+
+def _use_tiles(source: GGUFFile | HuggingFaceFolder, out: Path) -> None:
+    """Compute a step of three tokens, all of them the first of the vocabulary."""
+    config = ModelConfig.from_gguf(source)
+    plan = tiles_of(source, config, "int8")
+    if plan is None:
+        return
+    with out.open("w+b") as file:
+        plan.write(source, file)
+    weights, embed = TiledWeights(source, config, plan, out), embedder(source, config)
+    decoder = TiledDecoder(weights, config, embed, fingerprint="", max_rows=3)
+
+    def attend(layer: int, *arrays: NDArray[np.float32]) -> None:
+        arrays[-1].fill(0.5)
+
+    tokens = np.zeros(3, np.int32)
+    with np.errstate(all="ignore"):  # scales may be anything
+        decoder.forward(tokens, tokens, np.arange(3), attend)
+    decoder.close()

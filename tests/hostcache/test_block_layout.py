@@ -62,3 +62,13 @@ def test_a_head_beyond_what_c_holds_is_not_quantised(codec: Codec) -> None:
 def test_an_odd_head_has_no_int4() -> None:
     with pytest.raises(UsageError, match="int4 puts two elements into a byte, and a head has 9: use int8 or fp16"):
         BlockLayout(KVGeometry(layers=1, kv_heads=1, head_dim=9), INT4)
+
+
+@pytest.mark.parametrize(("codec", "head_dim"), [(INT8, 9), (INT4, 10)], ids=["int8", "int4"])
+def test_scales_lie_at_even_addresses(codec: Codec, head_dim: int) -> None:
+    """C reads and writes them as whole numbers of 16 bits, which the language asks to be aligned."""
+    with pytest.raises(UsageError, match=r"3 tokens of \d bytes .* at an odd address: give a block an even number"):
+        BlockLayout(KVGeometry(layers=1, kv_heads=1, head_dim=head_dim, block_tokens=3), codec)
+    even = BlockLayout(KVGeometry(layers=1, kv_heads=1, head_dim=head_dim, block_tokens=2), codec)
+    assert even.payload_bytes % 2 == even.row_bytes % 2 == 0
+    assert BlockLayout(KVGeometry(layers=1, kv_heads=1, head_dim=head_dim, block_tokens=3), FP16).groups == 0

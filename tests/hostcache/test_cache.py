@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hostcache import KVGeometry, PagedKVCache, Region
+from hostcache.codec import CODECS, INT4, Codec
 from hostcache.errors import BlockStateError, RegionError, UsageError
 
 SMALL = KVGeometry(layers=3, kv_heads=2, head_dim=8)
@@ -36,6 +37,15 @@ def test_less_than_a_block_is_refused_with_both_numbers() -> None:
         PagedKVCache.create(SMALL, SMALL.block_bytes - 1)
     with pytest.raises(UsageError, match=message):
         PagedKVCache(SMALL, Region.anonymous(SMALL.block_bytes - 1))
+
+
+def test_less_than_an_extent_is_refused_as_such() -> None:
+    """Three layers of 16 tokens in int4: 12 rows of 16 * 4 bytes of codes and 16 scales, a multiple of 64 already."""
+    unit = 12 * (16 * 4 + 16 * 2)
+    message = f"a pool of {4 * unit - 1} bytes does not hold one extent, 4 int4 blocks, of {4 * unit} bytes"
+    with pytest.raises(UsageError, match=message):
+        PagedKVCache.create(SMALL, 4 * unit - 1, INT4)
+    PagedKVCache.create(SMALL, 4 * unit, INT4).close()
 
 
 def test_the_layout_is_block_layer_kv_head_token_dim() -> None:
@@ -150,6 +160,42 @@ def test_only_the_one_table_of_a_block_that_nobody_else_knows_may_overwrite_it()
     cache.close()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        np.zeros(1, np.uint8),
+        np.zeros(SMALL.block_bytes - 1, np.uint8),
+        np.zeros(SMALL.block_bytes // 2, np.float16),
+        np.zeros(SMALL.block_bytes, np.int64),
+    ],
+)
+def test_what_is_no_block_overwrites_none(content: np.ndarray) -> None:
+    """numpy would repeat one byte over all of it, and cut large numbers to bytes."""
+    cache = filled()
+    (block,) = cache.pool.allocate(1)
+    with pytest.raises(UsageError, match=rf"content must be contiguous uint8 \({SMALL.block_bytes},\)"):
+        cache.overwrite(block, content, 5)
+    for tokens in (-1, 17):
+        with pytest.raises(UsageError, match=f"a block holds 0 to 16 tokens, got {tokens}"):
+            cache.overwrite(block, np.zeros(SMALL.block_bytes, np.uint8), tokens)
+    assert np.isnan(cache.buffer.view(np.float16)).all()
+    assert (cache.tokens_written(block), cache.rewrites[block]) == (0, 0)
+    cache.close()
+
+
+@pytest.mark.parametrize("leanest", list(CODECS.values()), ids=list(CODECS))
+@pytest.mark.parametrize("itemsize", [1, 4])
+def test_elements_of_another_size_than_fp16_are_refused(itemsize: int, leanest: Codec) -> None:
+    """Rows are two bytes an element whatever the geometry says: of one, blocks would overlap and leave the region."""
+    geometry = KVGeometry(layers=1, kv_heads=1, head_dim=16, itemsize=itemsize)
+    with pytest.raises(UsageError, match=f"got itemsize {itemsize}"):
+        PagedKVCache.create(geometry, nbytes=1 << 20, leanest=leanest)
+    region = Region.anonymous(1 << 20)
+    with pytest.raises(UsageError, match=f"got itemsize {itemsize}"):
+        PagedKVCache(geometry, region, leanest)
+    region.close()
+
+
 def test_read_returns_a_copy() -> None:
     cache = filled()
     keys, _ = cache.read(0, [0], 16)
@@ -163,6 +209,7 @@ def test_read_returns_a_copy() -> None:
     [
         (3, np.array([0]), np.zeros((1, 2, 8), np.float32), "layer 3 or slot 0 of codec 0 is outside 3 layers"),
         (0, np.array([64]), np.zeros((1, 2, 8), np.float32), "slot 64 of codec 0 is outside"),
+        (0, np.array(0), np.zeros((1, 2, 8), np.float32), "slots must be contiguous int64"),
         (0, np.array([0], np.int32), np.zeros((1, 2, 8), np.float32), "slots must be contiguous int64"),
         (0, np.array([0]), np.zeros((1, 2, 8)), "keys must be contiguous float32"),
         (0, np.array([0]), np.zeros((2, 2, 8), np.float32), r"keys must be .*\(1, 2, 8\), got float32 \(2, 2, 8\)"),

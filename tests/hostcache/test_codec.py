@@ -11,6 +11,8 @@ def test_codecs_are_found_by_name_and_numbered_in_order() -> None:
     assert list(CODECS) == ["fp16", "int8", "int4"]
     with pytest.raises(UsageError, match="no KV codec 'int5': choose one of fp16, int8, int4"):
         codec_named("int5")
+    with pytest.raises(UsageError, match=r"no KV codec \['int8'\]: choose one of fp16, int8, int4"):
+        codec_named(["int8"])  # type: ignore[arg-type] # as JSON may have it
 
 
 def test_as_many_blocks_fit_into_an_extent_as_elements_are_smaller() -> None:

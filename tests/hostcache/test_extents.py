@@ -17,7 +17,7 @@ from hostcache.codec_pools import codecs_down_to, open_pools, pool_of, unit_byte
 from hostcache.errors import BlockStateError, OutOfBlocks, UsageError
 from hostcache.extents import ExtentPool
 from hostcache.geometry import KVGeometry
-from hostcache.slabs import block_pool
+from hostcache.slabs import SlabPool, block_pool
 
 UNITS = 4
 
@@ -146,6 +146,56 @@ def test_thrifty_pools_leave_free_extents_to_others() -> None:
     assert lean.allocate(7) == [5, 6, 7, 8, 9, 10, 11]
 
 
+@pytest.mark.parametrize("total", [10, 1000])
+def test_thrifty_pools_do_not_search_all_extents(total: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every extent has a block in use and one that is kept or free: each look finds one, or what is gone for good."""
+    extents, (_, _, lean) = pools(total)
+    lean.allocate(total * UNITS)
+    for extent in range(0, total * UNITS, UNITS):
+        lean.release(extent + 1)
+        keep_and_release(lean, extent + 2)
+    extents.thrifty = True
+    looks = 0
+    has_free, is_kept = SlabPool._has_free, SlabPool._is_kept_beside
+
+    def look(self: SlabPool, extent: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return has_free(self, extent)
+
+    def look_at_kept(self: SlabPool, clock: int, block: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_kept(self, clock, block)
+
+    monkeypatch.setattr(SlabPool, "_has_free", look)
+    monkeypatch.setattr(SlabPool, "_is_kept_beside", look_at_kept)
+    taken = lean.allocate(2 * total)
+    assert taken == [extent + offset for offset in (1, 2) for extent in range(0, total * UNITS, UNITS)]
+    assert looks <= 3 * len(taken)
+
+
+def test_a_block_freed_in_a_full_extent_is_found_again() -> None:
+    extents, (_, _, lean) = pools(2)
+    lean.allocate(4)  # the first extent is full
+    extents.thrifty = True
+    assert lean.allocate(1) + lean.allocate(1) == [4, 5]  # which is noticed here
+    lean.release(2)
+    assert lean.allocate(2) == [2, 6]
+    extents.check()
+
+
+def test_blocks_that_come_and_go_leave_no_trail() -> None:
+    """A block beside another that is in use is cached and used again, over and over."""
+    extents, (_, _, lean) = pools(1)
+    lean.allocate(2)
+    lean.keep(1)
+    for _ in range(100):
+        lean.release(1)
+        extents.check()  # which counts what is out of date
+        lean.acquire(1)
+
+
 def test_a_block_is_known_to_its_own_pool_alone() -> None:
     _, (rich, half, lean) = pools(1)
     lean.allocate(1)
@@ -154,6 +204,30 @@ def test_a_block_is_known_to_its_own_pool_alone() -> None:
             other.release(0)
         with pytest.raises(BlockStateError, match="acquired while free"):
             other.acquire(0)
+
+
+@pytest.mark.parametrize("used", [1, 2])
+@pytest.mark.parametrize("codec", range(3), ids=list(CODECS))
+def test_no_block_is_none_of_them(codec: int, used: int) -> None:
+    """-1 stands for no block in prefix hits and C's arrays; Python's lists would take it for the last one's."""
+    extents, codecs = pools(1)
+    pool = codecs[codec]
+    last = pool.allocate(pool.total)[-1]
+    for _ in range(used - 1):
+        pool.acquire(last)
+    for act in (pool.acquire, pool.release, pool.keep, pool.raise_fence):
+        with pytest.raises(BlockStateError, match="block -1"):
+            act(-1)
+    for acts in (pool.acquire_all, pool.release_all):
+        with pytest.raises(BlockStateError, match="block -1"):
+            acts([-1])
+    assert not pool.writable(-1)
+    pool.keep(last)
+    with pytest.raises(BlockStateError, match="block -1 was forgotten"):
+        pool.forget(-1)
+    assert pool.refs[last] == used
+    assert pool.is_kept(last)
+    extents.check()
 
 
 def test_a_generation_tells_owners_of_different_codecs_apart() -> None:

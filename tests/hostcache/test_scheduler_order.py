@@ -241,6 +241,45 @@ def test_a_full_queue_refuses_and_says_how_many_wait() -> None:
     bench.submit(4)
 
 
+def test_a_client_that_floods_leaves_places_to_others() -> None:
+    """Of 18 places, 8 for each that is free: 16 beside 2."""
+    bench = Bench(max_waiting=18, max_sequences=1)
+    for n in range(16):
+        bench.submit(4, start=10 * n, client="flood")
+    with pytest.raises(
+        RequestRefused, match="16 requests of client 'flood' wait already; the 2 free places of 18 are for"
+    ):
+        bench.submit(4, client="flood")
+    bench.submit(4, client="other")
+    bench.submit(4, client="other")
+    with pytest.raises(RequestRefused, match="18 requests wait already, and no more than 18 may"):
+        bench.submit(4, client="third")
+    assert bench.scheduler.stats.refused == 2
+
+
+def test_answers_that_wait_for_their_prompt_are_places_that_their_client_holds() -> None:
+    bench = Bench(max_waiting=9, max_sequences=2)
+    leader = bench.submit(40, max_tokens=1, client="flood")
+    branches = [bench.scheduler.branch(leader) for _ in range(7)]
+    with pytest.raises(RequestRefused, match="8 requests of client 'flood'"):
+        bench.scheduler.branch(leader)
+    bench.scheduler.end(branches[0], FinishReason.ABORTED)
+    bench.scheduler.branch(leader)
+    bench.run()
+    for n in range(8):  # nothing of them is left in the books
+        bench.submit(4, start=100 * n, client="flood")
+    with pytest.raises(RequestRefused, match="8 requests of client 'flood'"):
+        bench.submit(4, client="flood")
+
+
+def test_who_gives_no_name_has_the_whole_queue() -> None:
+    bench = Bench(max_waiting=18)
+    for n in range(18):
+        bench.submit(4, start=10 * n)
+    with pytest.raises(RequestRefused, match="18 requests wait already"):
+        bench.submit(4)
+
+
 def test_a_deadline_ends_a_request_wherever_it_is() -> None:
     bench = Bench(max_sequences=1)
     running = bench.submit(4, deadline=5.0)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from hostcache import KVGeometry, Namespace
+from hostcache.codec import INT8
 from hostcache.errors import BadStateFile, UsageError
 from hostcache.state_file import StateReader, save_state, state_bytes
 from hostcache.state_format import MAGIC, MOST_HEADER_BYTES, PREAMBLE, StateHeader, encode_header
@@ -315,7 +316,10 @@ def test_every_field_of_the_header_counts(tmp_path: Path, field: str) -> None:
 def test_the_codec_and_the_layout_are_part_of_it() -> None:
     header = StateHeader.of("session", SMALL, HOME, prompt(5), computed=5)
     assert (header.codec, header.differences(HOME, SMALL)) == ("fp16", [])
-    assert replace(header, codec="int8").differences(HOME, SMALL) == ["codec 'int8', not 'fp16'"]
+    # Layout and numerics go with the codec, so that there is one thing to change, and one is named.
+    space = replace(HOME, numerics="a model in int8")
+    lean = StateHeader.of("session", SMALL, space, prompt(5), computed=5, codec=INT8)
+    assert lean.differences(HOME, SMALL) == ["codec 'int8', not 'fp16'"]
     assert replace(header, layout="as it comes").differences(HOME, SMALL)[0].startswith("layout 'as it comes', not")
     assert set(asdict(SMALL)) <= set(asdict(header))
 

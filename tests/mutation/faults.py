@@ -9,7 +9,9 @@ file, and which test files of the ordinary suite must notice. To add one, add a 
 from __future__ import annotations
 
 from .attention_faults import ATTENTION_FAULTS
+from .bench_faults import BENCH_FAULTS
 from .codec_faults import CODEC_FAULTS
+from .dense_faults import DENSE_FAULTS
 from .extent_faults import EXTENT_FAULTS
 from .fault import group
 from .model_faults import MODEL_FAULTS
@@ -32,10 +34,10 @@ POOL = group(
     ("a single block's new owner cannot be told from the old one", "self.generation[block] += 1", "pass"),
     ("the newest cached block is evicted", "next(iter(self._cached), None)", "next(reversed(self._cached), None)"),
     ("a hit leaves its block evictable", "self._cached.pop(block, None)", "pass"),
-    ("a second release passes", "if refs < 1:", "if refs < 0:"),
+    ("a second release passes", "if refs < 1 or", "if refs < 0 or"),
     (
         "a free block is acquired",
-        "if not self._kept[block]:\n                raise",
+        "if block < 0 or not self._kept[block]:\n                raise",
         "if False:\n                raise",
     ),
     (
@@ -793,7 +795,9 @@ DOCTOR = [
 
 FAULTS = [
     *ATTENTION_FAULTS,
+    *BENCH_FAULTS,
     *CODEC_FAULTS,
+    *DENSE_FAULTS,
     *EXTENT_FAULTS,
     *POOL,
     *FENCES,

@@ -32,6 +32,7 @@ REPLAY_FAULTS = [
         ("contiguous sessions hold what they need", "blocks = held = len(running) * reserved", "pass"),
         ("all prefixes are the same text", "hashlib.blake2b(name.encode())", "hashlib.blake2b(b'')"),
         ("all requests are the same text", "token = next(self._serials) % OWN_TOKENS", "token = 0"),
+        ("all sessions store fp16", "                codec=self._setup.codec,\n", ""),
         ("ended requests are forgotten", "self._measure.ended(session.asked, session.request)", "pass"),
     ),
     *group(
@@ -60,6 +61,7 @@ REPLAY_FAULTS = [
     *group(
         "tools/replay_swap.py",
         "tools/test_replay_run.py",
+        ("swapped blocks take up no more than their bytes", "self.free = nbytes // unit_bytes", "self.free = nbytes // block_bytes"),
         ("a swap space is never full", "if len(blocks) > self.free:", "if False:"),
         ("what was taken takes room", "self.free += ticket.blocks", "pass"),
         ("a ticket is good twice", "self._held.pop(ticket.id, None)", "self._held.get(ticket.id)"),

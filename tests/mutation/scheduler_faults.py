@@ -227,14 +227,17 @@ SCHEDULER_FAULTS = [
     *group(
         "hostcache/intake.py",
         RULE_TESTS,
-        ("the queue has no end", "        if waiting >= most:\n", "        if False:\n"),
+        ("the queue has no end", "        if free <= 0:\n", "        if False:\n"),
+        ("a client takes all places", "elif client and own >= PER_FREE_PLACE * free:", "elif False:"),
+        ("unnamed requests count as a client", "elif client and own", "elif own"),
+        ("branches hold no place of their client", "announce(leader.account, 1)", "announce(leader.account, 0)"),
         ("a fork has all the time there is", "fork.priority, fork.deadline = parent.priority, parent.deadline", "fork.priority = parent.priority"),
     ),
     *group(
         "hostcache/intake.py",
         "hostcache/test_scheduler_branch.py",
         ("branches wait beyond the limit", "len(self._state.queue) + self._state.queue.announced", "len(self._state.queue)"),
-        ("forks wait beyond the limit", "        if len(self._state.running) >= self._state.config.max_sequences:\n            self._check_place()\n", ""),
+        ("forks wait beyond the limit", "        if len(self._state.running) >= self._state.config.max_sequences:\n            self._check_place(parent.account.name)\n", ""),
     ),
     *group(
         "hostcache/scheduler.py",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,9 @@ from numpy.typing import NDArray
 
 from hostcache._kv import lib
 from npu.decoder import Decoder, Floats
-from npu.key_balance import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyBalance, balance_keys
+from npu.key_balance import KeyBalance
+from npu.key_cache import KeyCache
+from npu.key_moments import FIRST_TOKEN_WEIGHT, SHRINKAGE, KeyMoments
 from npu.key_statistics import load_key_balance
 from npu.source import open_model
 from npu.text import tokenizer_of
@@ -30,10 +35,20 @@ def text_of(seed: int, tokens: int = 300) -> tuple[Floats, Floats]:
     return keys.astype(np.float32), queries.astype(np.float32)
 
 
+def balanced(keys: Floats, queries: Floats, *cuts: int) -> KeyBalance:
+    """The constants of a text that comes in pieces, which end at the cuts."""
+    layers, _, kv_heads, dim = keys.shape
+    moments = KeyMoments(layers, kv_heads, dim)
+    for layer in range(layers):
+        moments.add_first(layer, keys[layer, 0])
+        for start, stop in itertools.pairwise((1, *cuts, keys.shape[1])):
+            moments.add(layer, keys[layer, start:stop], queries[layer, start:stop])
+    return moments.balance()
+
+
 @pytest.fixture(scope="module")
 def balance() -> KeyBalance:
-    keys, queries = text_of(1)
-    return balance_keys(keys[:, 0], lambda layer: keys[layer, 1:], lambda layer: queries[layer, 1:])
+    return balanced(*text_of(1))
 
 
 def test_scores_are_the_same_but_for_a_constant_of_each_query(balance: KeyBalance) -> None:
@@ -97,9 +112,17 @@ def test_moments_of_stored_keys_and_of_queries_are_the_same_diagonal(balance: Ke
             np.testing.assert_allclose(met, stored, rtol=0, atol=tolerance)
 
 
+def test_a_text_may_come_in_pieces(balance: KeyBalance) -> None:
+    """Of one token, none and the rest: sums of other orders differ in the last bits of float64 alone."""
+    pieces = balanced(*text_of(1), 2, 2, 97)
+    for name in ("offsets", "key_matrices", "query_matrices"):
+        whole = getattr(balance, name)
+        np.testing.assert_allclose(getattr(pieces, name), whole, rtol=0, atol=1e-5 * np.abs(whole).max())
+
+
 def test_a_head_that_says_nothing_is_stored_as_it_is() -> None:
     nothing = np.zeros((1, 8, 1, 16), np.float32)
-    balance = balance_keys(nothing[:, 0], lambda _: nothing[0], lambda _: nothing[0])
+    balance = balanced(nothing, nothing)
     np.testing.assert_allclose(balance.key_matrices[0, 0] @ balance.key_matrices[0, 0].T, np.eye(16), atol=1e-6)
 
 
@@ -128,13 +151,15 @@ def test_constants_are_measured_once_and_a_damaged_file_is_not_believed(
         tokenizer = tokenizer_of(source)
 
     def load() -> str:
-        return load_key_balance(decoder, decoder.decoder.config, tokenizer, max_rows=64, cache_dir=tmp_path).digest
+        found = load_key_balance(decoder, decoder.decoder.config, tokenizer, max_rows=64, cache_dir=tmp_path)
+        assert found is not None
+        return found.digest
 
     first, steps = load(), decoder.steps
     assert steps == 512 // 64
     assert load() == first
     assert decoder.steps == steps
-    (kept,) = (tmp_path / "keys").iterdir()
+    (kept,) = (tmp_path / "keys").glob("*/*")
     assert kept.parent.stat().st_mode & 0o077 == 0
 
     whole = bytearray(kept.read_bytes())
@@ -145,3 +170,74 @@ def test_constants_are_measured_once_and_a_damaged_file_is_not_believed(
             assert load() == first
         assert str(kept) in caplog.text
     assert decoder.steps == 4 * steps
+
+
+def test_constants_used_longest_ago_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, queries = text_of(7)
+    balance = balanced(keys, queries)
+    nbytes = 4 * LAYERS * KV_HEADS * DIM * (1 + 2 * DIM) + 32  # 18816 and a digest
+    cache, shape = KeyCache(tmp_path), (LAYERS, KV_HEADS, DIM)
+    monkeypatch.setenv("ROCKPAGE_CACHE_SIZE", str(2 * nbytes))
+    for age, model in enumerate(("old", "older")):
+        cache.keep(model, balance)
+        (file,) = (entry.folder / "keys.bin" for entry in cache.room.entries() if entry.used > 1e9)
+        os.utime(file, (1e9 - age, 1e9 - age))
+    cache.keep("new", balance)
+    found = {model: cache.find(model, shape) for model in ("old", "older", "new")}
+    assert [model for model, kept in found.items() if kept is not None] == ["old", "new"]
+    assert sum(entry.nbytes for entry in cache.room.entries()) == 2 * nbytes
+    assert cache.find("new", (LAYERS, KV_HEADS, DIM - 8)) is None
+
+
+@pytest.mark.parametrize("broken", [np.inf, -np.inf, np.nan])
+def test_what_is_no_number_leaves_matrices_whole(broken: float) -> None:
+    """A head's moments are then unknown; those of the others are not."""
+    keys, queries = text_of(6)
+    sound = balanced(keys, queries)
+    queries[0, 5, 0, 3] = broken  # the first query head reads the first KV head
+    with np.errstate(invalid="ignore"):
+        hurt = balanced(keys, queries)
+    assert np.isfinite(hurt.key_matrices).all()
+    np.testing.assert_array_equal(hurt.key_matrices[0, 1], sound.key_matrices[0, 1])
+    np.testing.assert_array_equal(hurt.key_matrices[1], sound.key_matrices[1])
+
+
+def test_queries_of_all_layers_are_not_held(tmp_path: Path) -> None:
+    """Those of 512 tokens would be 128 KiB a layer here, and of a model with 2048 elements of queries 4 MiB."""
+
+    def peak(layers: int) -> int:
+        path = write_tiny_llama(tmp_path / f"{layers}.gguf", TinyLlama(layers=layers))
+        with open_model(path) as source:
+            decoder = Decoder.load(source, cache_dir=tmp_path)
+            tokenizer = tokenizer_of(source)
+        tracemalloc.start()
+        load_key_balance(decoder, decoder.config, tokenizer, max_rows=64, cache_dir=tmp_path)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    assert peak(10) - peak(2) < 8 * 64 << 10
+
+
+@pytest.mark.parametrize(("context", "measured"), [(1, False), (2, True)])
+def test_one_token_tells_nothing(tmp_path: Path, context: int, measured: bool) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", TinyLlama(context_length=context))
+    with open_model(path) as source:
+        decoder = Decoder.load(source, cache_dir=tmp_path)
+        found = load_key_balance(decoder, decoder.config, tokenizer_of(source), max_rows=64, cache_dir=tmp_path)
+    assert (found is not None) == measured
+
+
+def test_broken_numbers_are_no_warning(tmp_path: Path) -> None:
+    """The suite raises on warnings: that of an infinite key would be numpy's, in a line of its own on stderr."""
+    path = write_tiny_llama(tmp_path / "tiny.gguf", TinyLlama(family="qwen2"))
+    with open_model(path) as source:
+        bias = source.tensors["blk.0.attn_k.bias"].offset
+    content = bytearray(path.read_bytes())
+    content[bias : bias + 4] = np.float32(np.inf).tobytes()
+    path.write_bytes(content)
+    with open_model(path) as source:
+        decoder = Decoder.load(source, cache_dir=tmp_path)
+        found = load_key_balance(decoder, decoder.config, tokenizer_of(source), max_rows=64, cache_dir=tmp_path)
+    assert found is not None
+    assert np.isfinite(found.key_matrices).all()

@@ -10,6 +10,7 @@ import pytest
 
 from hostcache.cache import PagedKVCache
 from hostcache.errors import UsageError
+from hostcache.scheduler_config import SchedulerConfig
 from hostcache.swap import SwapSpace
 from npu.cpu import CpuAttention
 from npu.engine import Engine
@@ -74,3 +75,23 @@ def test_an_engine_that_cannot_be_made_of_its_parts_gives_all_back(model: Path, 
         )
     assert sorted(closed) == ["CpuAttention", "PagedKVCache", "SwapSpace", "TiledDecoder"]
     assert closed[-1] == "PagedKVCache"  # the others hold on to it
+
+
+def test_the_queue_is_as_the_options_say(model: Path) -> None:
+    """Others stay as the scheduler has them by itself."""
+    options: LoadOptions = {
+        "max_waiting": 3,
+        "ageing_seconds": 7.5,
+        "client_weights": {"alarms": 4.0},
+        "max_preemptions": 0,
+    }
+    usual: LoadOptions = {"pool_bytes": 1 << 20, "cache_dir": model.parent}
+    asked = usual.copy()
+    asked.update(options)
+    with Engine.load(model, **asked) as engine:
+        config = engine.scheduler.config
+        assert {name: getattr(config, name) for name in options} == options
+    with Engine.load(model, **usual) as engine:
+        assert engine.scheduler.config == SchedulerConfig(config.context_length)
+    with pytest.raises(UsageError, match="max_waiting must be at least 1, got 0"):
+        Engine.load(model, max_waiting=0)

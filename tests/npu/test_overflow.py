@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hostcache.errors import RequestFailed, RequestRefused, UsageError
@@ -151,6 +153,16 @@ def test_a_policy_that_does_not_exist_is_named_beside_those_that_do(engine: Engi
     assert caught.value.values == {"overflow": "drop"}
     with pytest.raises(TypeError, match="overflows"):
         engine.add_request(PROMPT, overflows="stop")  # type: ignore[call-arg] # what is tested
+    assert engine.idle
+
+
+@pytest.mark.parametrize("odd", [["stop"], np.zeros((2, 2)), 5], ids=["list", "array", "number"])
+def test_what_is_no_name_or_window_is_refused_as_such(engine: Engine, odd: Any) -> None:
+    """A list cannot be looked up, and an array is neither equal nor unequal."""
+    with pytest.raises(UsageError, match="no overflow policy is called"):
+        engine.add_request(PROMPT, overflow=odd)
+    with pytest.raises(UsageError, match=r"(?s)window is .*; it must be an AttentionWindow, or None"):
+        engine.add_request(PROMPT, window=odd)
     assert engine.idle
 
 

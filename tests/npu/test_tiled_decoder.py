@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from hostcache.errors import UsageError
+from npu import tiled_decoder
+from npu._dense import ffi
 from npu.decoder import Decoder
 from npu.decoder_choice import load_decoder, tiles_of
 from npu.gguf import GGUFFile
@@ -30,6 +35,7 @@ MODELS = {
     "Qwen2": TinyLlama(family="qwen2", heads=6, head_dim=32),
     "Qwen3": TinyLlama(family="qwen3", head_dim=32, rope_factor=2.5, rope_attention=1.25),
     "half a tile": TinyLlama(family="qwen3", heads=4, kv_heads=1, head_dim=8),  # keys of 8
+    "an epsilon that counts": replace(TINY, eps=0.5),
     "odd sizes": TinyLlama(layers=3, hidden=96, heads=6, kv_heads=3, head_dim=32, ffn=160, rope_theta=1e5, eps=1e-6),
 }
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, TINY.vocab, 40)]
@@ -135,8 +141,10 @@ def test_logits_belong_to_the_caller(decoder: TiledDecoder) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_row_of_no_numbers_breaks_no_other(decoder: TiledDecoder, value: float) -> None:
+@pytest.mark.parametrize("name", ["Q4_1, tied Q8_0", "Q4_0"])  # with sums of inputs in every product, and without
+def test_a_row_of_no_numbers_breaks_no_other(tmp_path: Path, name: str, value: float) -> None:
     """One element of one row's attention is no number: all of its logits say so, and nobody else's."""
+    decoder = load(write_tiny_llama(tmp_path / "tiny.gguf", MODELS[name]))
 
     def logits(broken: int | None) -> NDArray[np.float32]:
         def attend(layer: int, *arrays: NDArray[np.float32]) -> None:
@@ -150,6 +158,7 @@ def test_a_row_of_no_numbers_breaks_no_other(decoder: TiledDecoder, value: float
     sound, hurt = logits(None), logits(3)
     assert np.isnan(hurt[3]).all()
     np.testing.assert_array_equal(np.delete(hurt, 3, axis=0), np.delete(sound, 3, axis=0))
+    decoder.close()
 
 
 def test_large_and_small_inputs_are_numbers_still(decoder: TiledDecoder) -> None:
@@ -196,6 +205,29 @@ def test_bad_options_are_refused(tiny: Path) -> None:
         load(tiny, threads=0)
     with pytest.raises(UsageError, match="max_rows must be at least 1, got -1"):
         load(tiny, max_rows=-1)
+
+
+def test_buffers_that_cannot_be_had_are_named(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> object:
+        ffi.errno = errno.ENOMEM
+        return ffi.NULL
+
+    monkeypatch.setattr(tiled_decoder, "lib", SimpleNamespace(rp_dense_open=refuse))
+    with pytest.raises(UsageError, match=r"no room for 2 threads and steps of 300 tokens \(Cannot allocate memory\)"):
+        load(tiny, threads=2, max_rows=300)
+
+
+def test_helpers_leave_at_close(tiny: Path) -> None:
+    tasks = Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    decoder = load(tiny, threads=3)
+    helpers = set(tasks.iterdir()) - before
+    assert len(helpers) == 2
+    decoder.close()
+    deadline = time.monotonic() + 5  # the kernel may list a joined thread for a moment longer
+    while helpers & set(tasks.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not helpers & set(tasks.iterdir())
 
 
 def test_tiles_are_written_once_and_identify_the_model(tiny: Path, tmp_path: Path) -> None:

@@ -35,3 +35,10 @@ def test_every_byte_is_read(steps: int, shift: int) -> None:
     source = np.random.default_rng(steps).integers(0, 256, steps * 256 + shift, dtype=np.uint8)
     expected = sum(int.from_bytes(source[at : at + 8], "little") for at in range(shift, len(source), 8)) % (1 << 64)
     assert lib.rp_limit_read(ffi.from_buffer("uint8_t[]", source) + shift, steps * 256) == expected
+
+
+@given(times=st.integers(0, 4))
+def test_the_same_bytes_are_read_so_many_times(times: int) -> None:
+    source = np.full(512, 1, np.uint8)
+    words = 64 * 0x0101010101010101
+    assert lib.rp_limit_reread(ffi.from_buffer("uint8_t[]", source), 512, times) == times * words % (1 << 64)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from hostcache import KVGeometry
 from hostcache.errors import NoBucket, UsageError
@@ -74,6 +77,25 @@ def test_a_block_outside_the_pool_is_refused(block: int) -> None:
     with pytest.raises(UsageError, match="outside a pool of 12 blocks") as caught:
         plan_of(CACHE, [[3, block]], [17], TOKENS)
     assert block in caught.value.values.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("tables", np.array([[5.7, 2]])),
+        ("lengths", np.array([20.5])),
+        ("hidden", np.array([[0.0, 2.0]])),
+        ("codecs", np.array([-1], np.int8)),
+        ("codecs", np.array([np.nan])),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value.dtype),
+)
+def test_numbers_of_another_kind_are_refused(name: str, array: NDArray[Any]) -> None:
+    """C reads the bits of runs and tails as int64, and a code that is no codec's would leave old bytes staged."""
+    arrays: dict[str, Any] = {"tables": np.array([[5, 2]], np.int32), "lengths": np.array([20], np.int32), name: array}
+    layout = StagingLayout(batch=1, kv_heads=1, tokens=32, rows=4, head_dim=8, mask_rows=4)
+    with pytest.raises(UsageError, match=f"{name} must be u?int(8|32|64), got {array.dtype}"):
+        GatherPlan.build(KVGeometry(1, 1, 8), 8, layout=layout, **arrays)
 
 
 def test_a_negative_length_is_refused() -> None:

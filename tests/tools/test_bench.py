@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tools import bench_cache, bench_schedule
-from tools.bench_peer import NO_PEER, NanoVllm
+from tools.bench_peer import NO_PEER, NO_VLLM, NanoVllm
 from tools.bench_rows import WARM_UP, Case, Row, Timing, Work, compare
 from tools.bench_schedule import own_step, peer_step
 
@@ -80,7 +80,7 @@ def test_every_case_is_measured_beside_the_peer(
     size = ("--block-tokens", str(block_tokens), *(("--context", "64") if kind == "schedule" else ()))
     outcome = run_here(capsys, "bench", kind, "--peer", str(checkout), *size, *QUICK, "--json")
     answer = json.loads(outcome.out)
-    assert answer["note"] is None
+    assert answer["note"] == NO_VLLM
     cases = {"cache": bench_cache.cases(None, block_tokens), "schedule": bench_schedule.cases(None, block_tokens, 64)}
     expected = [(case.name, case.target) for case in cases[kind]]
     assert [(row["case"], row["target"]) for row in answer["rows"]] == expected
@@ -109,12 +109,12 @@ def test_a_peer_that_is_not_given_is_named(capsys: pytest.CaptureFixture[str], k
     assert NO_PEER.startswith("peer not given: pass --peer DIR")
     outcome = run_here(capsys, "bench", kind, *QUICK)
     assert outcome.status == 0
-    _, *lines, note = outcome.out.splitlines()
-    assert note == NO_PEER
+    _, *lines, note, vllm = outcome.out.splitlines()
+    assert (note, vllm) == (NO_PEER, NO_VLLM)
     for line in lines:
         assert re.fullmatch(r"\S.*\S +[\d.]+ [mun]s +\([\d.]+ [mun]s\) +nano-vllm +missing( +<= 0\.\d+)?", line)
     rows = json.loads(run_here(capsys, "bench", kind, *QUICK, "--json").out)
-    assert rows["note"] == NO_PEER
+    assert rows["note"] == f"{NO_PEER}; {NO_VLLM}"
     assert [(row["peer_s"], row["peer_median_s"], row["ratio"]) for row in rows["rows"]] == [(None,) * 3] * len(lines)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hostcache import KVGeometry, PagedKVCache
+from hostcache.codec import FP16, INT4, INT8, Codec
 from npu.source import open_model
 from npu.text import tokenizer_of
 from tests.npu.tiny import TinyLlama, write_tiny_llama
 from tools import bench_codec_run
-from tools.bench_codec_run import Drift, scatter_rows, texts_of
+from tools.bench_codec_run import Drift, _scatter, scatter_rows, texts_of
 
 from .command_line import assert_refused, run_here
 
@@ -83,6 +86,21 @@ def test_the_texts_of_the_tests_are_long_enough(demo_model: Path) -> None:
 
 
 def test_scatters_are_timed_beside_fp16() -> None:
-    for row in scatter_rows(3):
-        assert row.theirs is not None
-        assert row.ours.minimum > 0 < row.theirs.minimum
+    rows = scatter_rows(3)
+    assert [(row.case, row.peer, row.theirs is None) for row in rows] == [
+        (f"scatter {count} rows, 3 heads x 64, {codec}", "fp16", False)
+        for count in (8, 64)
+        for codec in ("int8", "int4")
+    ]
+
+
+@pytest.mark.parametrize(("codec", "error"), [(FP16, 1e-3), (INT8, 0.02), (INT4, 0.4)], ids=["fp16", "int8", "int4"])
+def test_what_is_scattered_lies_in_the_codecs_blocks(codec: Codec, error: float) -> None:
+    """Values of a normal distribution: half a step of fp16 below 4, of 127 levels, of 16 levels and then some."""
+    geometry = KVGeometry(layers=1, kv_heads=3, head_dim=64)
+    keys, values = np.random.default_rng(1).standard_normal((2, 20, 3, 64)).astype(np.float32)
+    with closing(PagedKVCache.create(geometry, 1 << 18, INT4)) as cache:
+        _scatter(cache, codec, keys, values)()
+        blocks = [block for block, count in enumerate(cache.pool_of(codec).refs) if count]
+        for found, given in zip(cache.read(0, blocks, 20, codec), (keys, values), strict=True):
+            assert np.sqrt(np.mean((found - given) ** 2)) < error

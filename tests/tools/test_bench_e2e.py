@@ -129,6 +129,19 @@ def test_the_memory_of_our_process_is_measured_there(model: Path) -> None:
     assert 10 << 20 < footprint["private"] < footprint["resident"] < 400 << 20
 
 
+def test_a_process_that_fails_is_no_missing_peer(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not installed is None; all else is an error that says whose it is, with the last words of it."""
+    with pytest.raises(DeviceError, match=r"ended with 1, ours: .*no\.gguf"):
+        bench_memory._probe("ours", tmp_path / "no.gguf", 1)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    peer = tmp_path / "llama_cpp.py"
+    peer.write_text("raise RuntimeError('a broken build')")
+    with pytest.raises(DeviceError, match="ended with 1, theirs: RuntimeError: a broken build"):
+        bench_memory._probe("theirs", model, 1)
+    peer.write_text("raise ModuleNotFoundError('llama_cpp')")
+    assert bench_memory._probe("theirs", model, 1) is None
+
+
 @pytest.mark.usefixtures("no_llama")
 def test_a_missing_peer_is_named(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

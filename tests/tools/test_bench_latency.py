@@ -90,7 +90,8 @@ def test_json_has_the_figures(model: Path, capsys: pytest.CaptureFixture[str], t
     plot = tmp_path / "sweep.png"
     traffic = ["--sessions", "2", "--documents", "1", "--tokens", "64", "--rounds", "2"]
     status = main([str(model), *traffic, "--budgets", "1000,0.001", "--json", "--plot", str(plot)])
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    answer = json.loads(capsys.readouterr().out)
+    rows = answer["settings"]
     assert [row["setting"] for row in rows] == ["unchunked", "chunks of 64", "1000 ms", "0 ms"]
     assert [row["budget_s"] for row in rows] == [None, None, 1.0, 1e-6]
     assert rows[0]["gap_max_ratio"] == rows[0]["ttft_ratio"] == 1.0
@@ -99,6 +100,18 @@ def test_json_has_the_figures(model: Path, capsys: pytest.CaptureFixture[str], t
         assert row["gap_p95_limit_s"] == max(row["budget_s"] or 0, 1.2 * row["tile_s"])
         assert row["core_fraction"] > 0
     assert status == (0 if rows[2]["holds"] and rows[3]["holds"] else 1)
+    unchunked = rows[0]
+    for budget, limits in ((rows[2], answer["rows"][:3]), (rows[3], answer["rows"][3:])):
+        name = budget["setting"]
+        assert [
+            (row["case"], row["peer"], row["ours_s"], row["peer_s"], row["target"], row["better"]) for row in limits
+        ] == [
+            (f"longest gap, {name}", "unchunked", budget["gap_max_s"], unchunked["gap_max_s"], 0.35, "lower"),
+            (f"document's first token, {name}", "unchunked", budget["ttft_s"], unchunked["ttft_s"], 2.0, "lower"),
+            (f"95 % of the gaps, {name}", "budget", budget["gap_p95_s"], budget["gap_p95_limit_s"], 1.0, "lower"),
+        ]
+        assert [row["ratio"] for row in limits] == [row["ours_s"] / row["peer_s"] for row in limits]
+        assert budget["holds"] == all(row["verdict"] == "met" for row in limits)
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 

@@ -61,6 +61,7 @@ def test_a_row_is_an_object() -> None:
         "better": "lower",
         "by": "minimum",
         "unit": "s",
+        "verdict": "missed",
     }
     figure = Figure("KL, int8", "fp16", 0.001, "nats", 0.002).as_json()
     assert (figure["ours_s"], figure["peer_s"], figure["ratio"], figure["unit"]) == (None, None, 0.001, "nats")
@@ -151,3 +152,20 @@ def test_a_goal_is_summed_up_from_the_worst_row_to_the_best() -> None:
 def test_of_costs_the_lowest_is_the_best() -> None:
     rows = [Figure("a", "fp16", 0.1, "%", 0.2, goal="KL"), Figure("b", "fp16", 0.3, "%", 0.2, goal="KL")]
     assert summarise({"codec": Measured(rows)}) == ["| codec | KL | fp16 | 0.3 to 0.1 | <= 0.2 |  | missed |"]
+
+
+def test_what_cannot_be_asked_is_told_and_not_missed() -> None:
+    excused = Row("work", "peer", THEIRS, OURS, 1.5, better="higher", excuse="no free core: 0.97x")
+    assert excused.verdict == excused.as_json()["verdict"] == "no free core: 0.97x"
+    assert not excused.misses_target
+    assert as_text([excused])[1].endswith(">= 1.5 no free core: 0.97x")
+    assert summarise({"kind": Measured([excused])})[0].endswith("| >= 1.5 |  | no free core: 0.97x |")
+    slow, fast = (Row("work", "peer", ours, OURS, 1.5, better="higher") for ours in (THEIRS, Timing(1e-7, 1e-7)))
+    assert summarise({"kind": Measured([fast, excused])})[0].endswith("| no free core: 0.97x |")
+    assert summarise({"kind": Measured([excused, slow])})[0].endswith("| missed |")
+    assert fast.verdict == "met"
+    low, high = (
+        Row("work", "peer", ours, OURS, 0.5, excuse=why) for ours, why in ((Timing(1e-7, 1e-7), None), (OURS, "no"))
+    )
+    assert summarise({"kind": Measured([low, high])})[0].endswith("| 1 to 0.1 | <= 0.5 |  | no |")
+    assert Row("work", "peer", OURS, THEIRS).verdict is None

@@ -47,6 +47,7 @@ def test_it_says_where_and_how_much(capsys: pytest.CaptureFixture[str], weights:
         f"  {OLD}        1.0 MiB  used 2026-01-01 12:00",
         f"  {NEW}        3.0 MiB  in use",
         f"{weights.with_name('rknn')}: 0.0 MiB of 8.0 MiB (ROCKPAGE_CACHE_SIZE)",
+        f"{weights.with_name('keys')}: 0.0 MiB of 8.0 MiB (ROCKPAGE_CACHE_SIZE)",
     ]
     outcome = run_here(capsys, "cache", "--json")
     assert json.loads(outcome.out) == {
@@ -58,20 +59,28 @@ def test_it_says_where_and_how_much(capsys: pytest.CaptureFixture[str], weights:
             {"name": NEW, "bytes": 3 << 20, "used": 1_767_355_200, "in_use": False},
         ],
         "graphs": {"folder": str(weights.with_name("rknn")), "bytes": 0, "limit_bytes": 8 << 20, "entries": []},
+        "keys": {"folder": str(weights.with_name("keys")), "bytes": 0, "limit_bytes": 8 << 20, "entries": []},
     }
 
 
-def test_compiled_graphs_are_shown_and_cleared_likewise(capsys: pytest.CaptureFixture[str], weights: Path) -> None:
-    entry = weights.with_name("rknn") / f"{'2' * 32}-rk3588-1"
+@pytest.mark.parametrize(
+    ("what", "path"),
+    [("graphs", f"rknn/{'2' * 32}-rk3588-1/graph.rknn"), ("keys", f"keys/{'2' * 32}-int4-1/keys.bin")],
+    ids=["graphs", "keys"],
+)
+def test_what_else_was_made_is_shown_and_cleared_likewise(
+    capsys: pytest.CaptureFixture[str], weights: Path, what: str, path: str
+) -> None:
+    file = weights.parent / path
+    entry = file.parent
     entry.mkdir(parents=True)
-    (entry / "graph.rknn").write_bytes(bytes(2 << 20))
-    os.utime(entry / "graph.rknn", (1_767_355_200, 1_767_355_200))
-    assert run_here(capsys, "cache").out.splitlines()[-2:] == [
-        f"{entry.parent}: 2.0 MiB of 8.0 MiB (ROCKPAGE_CACHE_SIZE)",
-        f"  {entry.name}      2.0 MiB  used 2026-01-02 12:00",
-    ]
+    file.write_bytes(bytes(2 << 20))
+    os.utime(file, (1_767_355_200, 1_767_355_200))
+    lines = run_here(capsys, "cache").out.splitlines()
+    at = lines.index(f"{entry.parent}: 2.0 MiB of 8.0 MiB (ROCKPAGE_CACHE_SIZE)")
+    assert lines[at + 1] == f"  {entry.name:<42}     2.0 MiB  used 2026-01-02 12:00"
     outcome = run_here(capsys, "cache", "--clear", "--json")
-    assert json.loads(outcome.out)["graphs"]["entries"] == []
+    assert json.loads(outcome.out)[what]["entries"] == []
     assert os.listdir(entry.parent) == ["lock"]
 
 
@@ -92,7 +101,7 @@ def test_a_cache_that_is_not_there_is_empty(
         outcome = run_here(capsys, "cache", *arguments)
         assert outcome.out.splitlines() == [
             f"{tmp_path}/none/rockpage/{name}: 0.0 MiB of 4.00 GiB (ROCKPAGE_CACHE_SIZE)"
-            for name in ("weights", "rknn")
+            for name in ("weights", "rknn", "keys")
         ]
     assert not (tmp_path / "none").exists()
 

@@ -127,8 +127,13 @@ def test_the_richest_codec_with_which_the_sessions_fit_is_chosen(
 
 
 def test_a_codec_that_is_named_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*REFERENCE, "--kv", "int8", "--sessions", "1", "--json"]) == 0
+    assert main([*REFERENCE, "--kv", "int8", "--sessions", "1", "--context", "64", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kv"] == "int8"
+
+
+def test_sessions_of_no_length_are_not_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REFERENCE, "--sessions", "5"]) == 2
+    assert "--sessions needs --context, the tokens that each must be able to hold" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,20 @@ def test_a_pool_that_does_not_fit_is_refused_with_the_numbers(
     left(monkeypatch, 160 * MIB)
     assert main(["run", model, *WORDS, "--pool", "300MiB"]) == 2
     assert "does not fit into the memory of cgroup /service: " in capsys.readouterr().err
+
+
+def test_kv_that_gave_up_fp16_is_explained(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """48 KiB hold 192 tokens in fp16: one session of 192, and not two of 150."""
+    small = ["run", model, *WORDS, "--pool", "48KiB", "--context"]
+    assert main([*small, "200"]) == 0
+    assert capsys.readouterr().err == (
+        "rockpage: KV in int8, for in fp16 the pool holds 192 tokens, too few for a session of 200 tokens; "
+        "--kv names another\n"
+    )
+    assert main([*small, "150", "--answers", "2", "--temperature", "1"]) == 0
+    assert "for 2 sessions of 150 tokens" in capsys.readouterr().err
+    for kv, options in (("fp16", ["192"]), ("fp16", ["200", "--kv", "fp16"]), ("int4", ["200", "--kv", "int4"])):
+        assert main([*small, *options, "--json"]) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["kv"] == kv
+        assert shown.err == ""

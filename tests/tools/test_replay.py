@@ -58,6 +58,16 @@ def test_json_has_what_paper_says(trace: str, capsys: pytest.CaptureFixture[str]
     assert found["queue_p99_s"] == pytest.approx(1.05)
     assert found["phases"][0]["finished"] == 2
     assert (found["reasons"], found["compared"]) == ({}, {})
+    assert (found["kv"], found["pool_blocks"]) == ("fp16", 8)
+
+
+@pytest.mark.parametrize(("kv", "blocks"), [("int8", 14), ("int4", 28)])
+def test_a_leaner_pool_has_more_blocks(trace: str, capsys: pytest.CaptureFixture[str], kv: str, blocks: int) -> None:
+    """Of 32 KiB: extents of int8 have two blocks of 2112 bytes, a scale of 2 for 64 elements; of int4, four of 1152,
+    a scale for 32. Seven of 4224 or of 4608 fit."""
+    found = json.loads(run_here(capsys, "replay", trace, *ON_PAPER, "--kv", kv, "--json").out)
+    assert (found["kv"], found["pool_blocks"], found["finished"]) == (kv, blocks, 2)
+    assert found["simulated_s"] == pytest.approx(4.35)
 
 
 def test_stdin_is_a_trace_too(trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +170,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "trace.jsonl --cost step=-1,row=0,token=1": ("the cost step is -1.0; it must be seconds, 0 or more",),
     "trace.jsonl --cost step=inf,row=0,token=1": ("the cost step is inf",),
     "trace.jsonl --pool 1KiB": ("a pool of 1024 bytes does not hold one block of 1835008 bytes",),
+    "trace.jsonl --kv int3": ("--kv", "'int3'"),
     "trace.jsonl --max-sequences 0": ("--max-sequences", "'0' is not a positive integer"),
     "trace.jsonl --step-ms 1.5": ("--step-ms", "'1.5' is not a positive integer"),
     "trace.jsonl --context 4096 --pool 2MiB --compare": ("a contiguous session of 4096 tokens takes 256 blocks",),

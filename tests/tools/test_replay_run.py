@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hostcache import KVGeometry, SchedulerConfig
+from hostcache.codec import FP16, INT4, INT8, Codec
 from hostcache.errors import BlockStateError, UsageError
 from tools import replay_run
 from tools.replay_cost import MachineCost
@@ -157,20 +158,51 @@ def test_what_was_swapped_out_is_not_computed_again() -> None:
 
 
 def test_a_swap_space_counts_its_blocks() -> None:
-    swap = ModelledSwap(nbytes=1000, block_bytes=101)
+    swap = ModelledSwap(nbytes=1000, block_bytes=101, unit_bytes=125)
     assert swap.put(range(10)) is None
     ticket = swap.put([5, 7])
     assert ticket is not None
-    assert (ticket.blocks, swap.free, swap.used) == (2, 7, 2)
+    assert (ticket.blocks, swap.free, swap.used) == (2, 6, 2)
     with pytest.raises(BlockStateError, match="2 blocks were put, 3 are to be filled"):
         swap.take(ticket, [1, 2, 3])
     swap.take(ticket, [1, 2])
-    assert (swap.free, swap.used) == (9, 0)
+    assert (swap.free, swap.used) == (8, 0)
     assert swap.seconds_for(2) == pytest.approx(4e-8)  # 404 bytes at 10.1 GB/s
     assert swap.seconds_passed() == pytest.approx(4e-8)
     assert swap.seconds_passed() == 0.0
     with pytest.raises(BlockStateError, match="swap ticket 1 was used before"):
         swap.drop(ticket)
+
+
+@pytest.mark.parametrize(("codec", "sessions"), [(FP16, 1), (INT8, 3), (INT4, 7)], ids=str)
+def test_leaner_blocks_are_more_sessions(codec: Codec, sessions: int) -> None:
+    """Two extents: sessions of one block run at once in all blocks but one, which is left for growth; others wait."""
+    cost, free = MachineCost(1.0, 0.0, 0.0), replace(setup_of().config, max_sequences=8)
+    setup = Setup(GEOMETRY, 2 * codec.blocks_per_extent, free, cost, codec=codec)
+    measured = replayed(setup, *(TraceRequest(0.0, 3, 1) for _ in range(8)))
+    assert (measured.steps, measured.outcomes.finished, measured.leaked_blocks) == (-(-8 // sessions), 8, 0)
+
+
+def test_a_prefix_is_found_in_every_codec() -> None:
+    setup = replace(setup_of(blocks=8), codec=INT8)
+    asked = [TraceRequest(0.0, 9, 1, prefix="a", prefix_tokens=8), TraceRequest(9.0, 9, 1, "a", 8)]
+    assert replayed(setup, *asked).hit_rate == pytest.approx(8 / 18)
+
+
+def test_lean_blocks_swap_in_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One head of 8 and blocks of 4 tokens: int8 has 4 * (8 + 2) bytes for K, and for V, each padded to 48; in fp16
+    that is 64, and a unit is 64 where two of either fit into an extent, rounded up to 128."""
+    made: list[tuple[int, int, int]] = []
+
+    class Spy(ModelledSwap):
+        def __init__(self, nbytes: int, block_bytes: int, unit_bytes: int) -> None:
+            made.append((nbytes, block_bytes, unit_bytes))
+            super().__init__(nbytes, block_bytes, unit_bytes)
+
+    monkeypatch.setattr(replay_run, "ModelledSwap", Spy)
+    for codec in (FP16, INT8):
+        replayed(replace(setup_of(), codec=codec, swap_bytes=1000), TraceRequest(0.0, 1, 1))
+    assert made == [(1000, 128, 128), (1000, 96, 128)]
 
 
 def test_an_answer_ends_with_the_context() -> None:

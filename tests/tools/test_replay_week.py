@@ -62,7 +62,9 @@ def test_a_day_of_which_a_third_asks_for_half_as_much_again() -> None:
     assert before.finished >= 0.995 * before.requests
     assert during.refused >= 0.2 * during.requests  # a third is too much, and the queue holds a thousand
     assert during.finished + during.aborted + during.refused == during.requests
-    assert list(measured.reasons) == ["N requests wait already, and no more than N may: try again later"]
+    # 24 clients that each hold eight places for a free one come to 1019 of 1024: the queue is never full for all.
+    full = "N requests of client 'industrial-N' wait already; the N free places of N are for other clients"
+    assert list(measured.reasons) == [f"{full}: try again later"]
     assert after.finished >= 0.99 * after.requests
     assert after.first_token.percentile(50) < 1.5 * before.first_token.percentile(50)
     assert measured.leaked_blocks == 0
