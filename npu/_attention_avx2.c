@@ -12,6 +12,7 @@ typedef uint32_t uvec __attribute__((vector_size(32)));
 typedef __m256i ivec;
 typedef __m256i hvec;
 enum { LANES = 8 };
+#define RP_DOTS /* K of small integers is not transposed */
 #define RP_ROWS 3
 enum { PAIR = 2 }; /* elements i and i + PAIR of a query are multiplied together */
 
@@ -160,6 +161,27 @@ static inline void i_transpose(const int8_t *levels, int64_t head_dim, int32_t s
     }
 }
 
+/* 2 * LANES levels as int16. */
+static inline hvec i_widen(const int8_t *p)
+{
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* Sums over two tokens, of two rows each, become scores: times the tokens' scales and the row's. */
+static inline void i_store_scores(float *first, float *second, const ivec a[2], const ivec b[2], const float *scales,
+                                  float a_scale, float b_scale)
+{
+    const __m256i low = _mm256_add_epi32(_mm256_unpacklo_epi32(a[0], a[1]), _mm256_unpackhi_epi32(a[0], a[1]));
+    const __m256i high = _mm256_add_epi32(_mm256_unpacklo_epi32(b[0], b[1]), _mm256_unpackhi_epi32(b[0], b[1]));
+    const __m256i pairs = _mm256_add_epi32(_mm256_unpacklo_epi64(low, high), _mm256_unpackhi_epi64(low, high));
+    const __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    const __m128 both = _mm_castpd_ps(_mm_loaddup_pd((const double *)scales));
+    const __m128 rows = _mm_shuffle_ps(_mm_set_ss(a_scale), _mm_set_ss(b_scale), 0);
+    const __m128 score = _mm_mul_ps(_mm_mul_ps(_mm_cvtepi32_ps(sums), both), rows);
+    _mm_storel_pi((__m64 *)first, score);
+    _mm_storeh_pi((__m64 *)second, score);
+}
+
 /* LANES levels of two tokens, such that i_multiply_add adds up each column's. */
 static inline hvec i_load_pairs(const int8_t *p, const int8_t *other)
 {
@@ -178,8 +200,9 @@ static inline hvec i_splat_pair(const int16_t *p)
 /* Products of a and b, two of them added to each lane of sum. */
 static inline ivec i_multiply_add(ivec sum, hvec a, hvec b)
 {
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
-    __asm__("" : "+x"(sum)); /* now: gcc puts additions off, and then has no registers for all the products */
+    const __m256i products = _mm256_madd_epi16(a, b);
+    /* Now: gcc puts additions off, and then has no registers for all the products. */
+    __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
     return sum;
 }
 

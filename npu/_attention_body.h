@@ -19,24 +19,24 @@ enum { ROWS = RP_ROWS, WIDE = 4 };
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 
-/* Call f with the number of rows, 1..ROWS, as a constant in front of its other arguments. */
-#if RP_ROWS == 3
-#define BY_ROWS(count, f, ...)                                                                                         \
+/* Call f with the number of rows, 1..3 or 1..6, as a constant in front of its other arguments. */
+#define BY_ROWS3(count, f, ...)                                                                                        \
     do {                                                                                                               \
         if ((count) == 3) f(3, __VA_ARGS__);                                                                           \
         else if ((count) == 2) f(2, __VA_ARGS__);                                                                      \
         else f(1, __VA_ARGS__);                                                                                        \
     } while (0)
-#else
-#define BY_ROWS(count, f, ...)                                                                                         \
+#define BY_ROWS6(count, f, ...)                                                                                        \
     do {                                                                                                               \
         if ((count) == 6) f(6, __VA_ARGS__);                                                                           \
         else if ((count) == 5) f(5, __VA_ARGS__);                                                                      \
         else if ((count) == 4) f(4, __VA_ARGS__);                                                                      \
-        else if ((count) == 3) f(3, __VA_ARGS__);                                                                      \
-        else if ((count) == 2) f(2, __VA_ARGS__);                                                                      \
-        else f(1, __VA_ARGS__);                                                                                        \
+        else BY_ROWS3(count, f, __VA_ARGS__);                                                                          \
     } while (0)
+#if RP_ROWS == 3
+#define BY_ROWS BY_ROWS3
+#else
+#define BY_ROWS BY_ROWS6
 #endif
 
 #include "_attention_walk.h"
@@ -196,7 +196,7 @@ ALWAYS_INLINE void begin_row(const tile_view *view, rp_scratch *s, int32_t row, 
         v_store(query + d, v_load(q + d) * scale);
     if (view->codec != RP_FP16) {
         rotate_row(query, head_dim, view->layout->rotation);
-        narrow_query(s, row, head_dim);
+        narrow_query(s, view->layout, row, head_dim);
     }
     float *part = s->part + row * (head_dim + 2);
     memset(part, 0, (size_t)(head_dim + 1) * sizeof *part);

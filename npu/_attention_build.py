@@ -27,6 +27,7 @@ ffi.set_source(
         "hostcache/_codec.h",
         "npu/_attention_ahead.h",
         "npu/_attention_body.h",
+        "npu/_attention_dots.h",
         "npu/_attention_fp16.h",
         "npu/_attention_levels.h",
         "npu/_attention_tile.h",

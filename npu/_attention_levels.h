@@ -9,6 +9,20 @@
  * instruction the product needs a register. */
 enum { VECTORS = RP_PIECE / LANES, CHAINS = LANES == 16 ? 2 : 1, LEVELS_WIDE = LANES == 16 ? 4 : 2 };
 
+/* Rows that share the loads of levels which are widened as they are loaded. */
+enum { LEVELS_ROWS = 6 };
+
+/* Whether K's levels are multiplied as they lie, and not transposed: see _attention_dots.h. */
+ALWAYS_INLINE bool scored_as_they_lie(const rp_codec_layout *layout)
+{
+#ifdef RP_DOTS
+    return layout->groups == 1;
+#else
+    (void)layout;
+    return false;
+#endif
+}
+
 /* Elements of query16 from a row to the next; behind head_dim they are 0. */
 ALWAYS_INLINE int64_t query16_stride(int64_t head_dim)
 {
@@ -45,9 +59,9 @@ ALWAYS_INLINE void rotate_row(float *x, int64_t head_dim, int32_t piece)
         v_store(x + d, v_load(x + d) * norm);
 }
 
-/* Turn a row of query, rotated, into int16, in pairs of elements as i_transpose has them. NaN or infinity in it stays in
- * the scale. */
-static void narrow_query(rp_scratch *s, int32_t row, int64_t head_dim)
+/* Turn a row of query, rotated, into int16, in pairs of elements as i_transpose has them, or in order where K is not
+ * transposed. NaN or infinity in it stays in the scale. */
+static void narrow_query(rp_scratch *s, const rp_codec_layout *layout, int32_t row, int64_t head_dim)
 {
     const float *query = s->query + row * head_dim;
     int16_t narrow[RP_MAX_HEAD_DIM + RP_SLACK];
@@ -61,12 +75,16 @@ static void narrow_query(rp_scratch *s, int32_t row, int64_t head_dim)
     const int64_t stride = query16_stride(head_dim);
     memset(narrow + head_dim, 0, (size_t)(stride - head_dim) * sizeof *narrow);
     int16_t *pair = s->query16 + row * stride;
+    s->query_scale[row] = highest * (1 / 32767.0f);
+    if (scored_as_they_lie(layout)) {
+        memcpy(pair, narrow, (size_t)stride * sizeof *pair);
+        return;
+    }
     for (int64_t d = 0; d < stride; d += 2 * PAIR)
         for (int i = 0; i < PAIR; i++) {
             *pair++ = narrow[d + i];
             *pair++ = narrow[d + i + PAIR];
         }
-    s->query_scale[row] = highest * (1 / 32767.0f);
 }
 
 /* Widen the scales of a piece's K or V, [group][token]; behind `size` they are 0. */
@@ -108,6 +126,10 @@ static const int8_t *levels_of(int32_t codec, const rp_codec_layout *layout, int
             rp_unpack(codec, row + t * layout->token_bytes, (int32_t)head_dim, unpacked + t * head_dim);
     return unpacked;
 }
+
+#ifdef RP_DOTS
+#include "_attention_dots.h"
+#endif
 
 /* Scores of `rows` queries against all tokens of a piece, transposed. `ahead` is a row that is fetched meanwhile,
  * bit by bit; it has 2^-shift bytes for an element. */
@@ -158,8 +180,14 @@ static void score_piece_levels(rp_scratch *s, int32_t codec, const rp_codec_layo
     if (!ahead)
         ahead = piece->k; /* it is there: that does nothing */
     load_scales(layout, piece->k, piece, s->scales[0]);
-    i_transpose(levels_of(codec, layout, head_dim, piece->k, piece->size, s->levels[0]), head_dim, piece->size,
-                s->keys16);
+    const int8_t *levels = levels_of(codec, layout, head_dim, piece->k, piece->size, s->levels[0]);
+#ifdef RP_DOTS
+    if (scored_as_they_lie(layout)) {
+        score_piece_dots(s, first, end, levels, ahead, head_dim, piece->size, slot);
+        return;
+    }
+#endif
+    i_transpose(levels, head_dim, piece->size, s->keys16);
     for (int32_t r = first; r < end; r += ROWS) {
         const int32_t count = end - r < ROWS ? end - r : ROWS;
         const int16_t *query = s->query16 + r * query16_stride(head_dim);
@@ -211,24 +239,24 @@ ALWAYS_INLINE void add_columns_levels(const int rows, const int wide, const bool
                                       const span_values *v, int64_t head_dim, float *sum, int64_t d,
                                       int16_t (*weight)[RP_SPAN], const float *scale)
 {
-    ivec s[ROWS][LEVELS_WIDE];
+    ivec s[LEVELS_ROWS][LEVELS_WIDE];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < wide; c++)
             s[r][c] = i_zero();
     for (int32_t i = 0; i < v->pieces; i++) {
         const int32_t n = full ? RP_PIECE : v->size[i];
-        UNROLL for (int32_t t = 0; t < n; t += 2) {
+        for (int32_t t = 0; t < n; t += 2) {
             UNROLL for (int byte = 0; byte < 2 * wide * LANES; byte += LINE)
                 __builtin_prefetch(v->ahead[i] + ((d * RP_PIECE + t * wide * LANES + byte) >> shift));
             const int8_t *token = v->levels[i] + t * head_dim + d;
             const int8_t *other = token + (t + 1 < n ? head_dim : 0); /* weighs 0 where it is but a stand-in */
-            hvec w[ROWS];
-            UNROLL for (int r = 0; r < rows; r++)
-                w[r] = i_splat_pair(weight[r] + i * RP_PIECE + t);
-            UNROLL for (int c = 0; c < wide; c++) {
-                const hvec pairs = i_load_pairs(token + c * LANES, other + c * LANES);
-                UNROLL for (int r = 0; r < rows; r++)
-                    s[r][c] = i_multiply_add(s[r][c], pairs, w[r]);
+            hvec pairs[LEVELS_WIDE];
+            UNROLL for (int c = 0; c < wide; c++)
+                pairs[c] = i_load_pairs(token + c * LANES, other + c * LANES);
+            UNROLL for (int r = 0; r < rows; r++) {
+                const hvec w = i_splat_pair(weight[r] + i * RP_PIECE + t);
+                UNROLL for (int c = 0; c < wide; c++)
+                    s[r][c] = i_multiply_add(s[r][c], pairs[c], w);
             }
         }
     }
@@ -266,14 +294,14 @@ static void add_span_levels(rp_scratch *s, int32_t codec, const rp_codec_layout 
     for (int32_t g = 0; g < layout->groups; g++) {
         for (int32_t r = first; r < end; r++)
             narrow_weights(s, r, piece, pieces, g);
-        for (int32_t r = first; r < end; r += ROWS) {
-            const int32_t count = end - r < ROWS ? end - r : ROWS;
+        for (int32_t r = first; r < end; r += LEVELS_ROWS) {
+            const int32_t count = end - r < LEVELS_ROWS ? end - r : LEVELS_ROWS;
             float *sum = s->sum + r * head_dim;
             if (v.full) /* as a constant: a loop of few steps is slow */
-                BY_ROWS(count, add_levels, true, shift, &v, head_dim, sum, g * group, (g + 1) * group,
+                BY_ROWS6(count, add_levels, true, shift, &v, head_dim, sum, g * group, (g + 1) * group,
                         s->weight16 + r, s->weight_scale + r);
             else
-                BY_ROWS(count, add_levels, false, shift, &v, head_dim, sum, g * group, (g + 1) * group,
+                BY_ROWS6(count, add_levels, false, shift, &v, head_dim, sum, g * group, (g + 1) * group,
                         s->weight16 + r, s->weight_scale + r);
         }
     }

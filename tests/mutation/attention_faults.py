@@ -39,6 +39,12 @@ ATTENTION_FAULTS = [
         ("queries of a tile have the first one's scale", "v_splat(query_scale[r])", "v_splat(query_scale[0])"),
     ),
     *group(
+        "npu/_attention_dots.h",
+        "npu/test_cpu_attention_codecs.py",
+        ("AVX2: all tokens of a piece have the first one's scale", "dot[other], scales + t,", "dot[other], scales,"),
+        ("AVX2: the second row of two has the first one's scale", "query_scale[r], query_scale[other]", "query_scale[r], query_scale[r]"),
+    ),
+    *group(
         "npu/_attention.c",
         "npu/test_cpu_attention_codecs.py",
         ("the last heads are more than there are", "heads < left ? heads : left", "heads"),
