@@ -20,6 +20,7 @@ ffi.set_source(
         "hostcache/_isa.h",
         "hostcache/_kv.h",
         "hostcache/_rows.h",
+        "hostcache/_rows_decode.h",
     ],
     # Quantised bytes must not depend on the instruction set, so no product and sum become one.
     extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden"],

@@ -113,23 +113,10 @@ static inline __attribute__((always_inline)) void decode_vectors(int32_t codec, 
         vst1_u16(dst + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x[i])));
 }
 
-static void decode_neon(int32_t codec, const uint8_t *codes, const uint8_t *scales, int32_t head_dim,
-                        uint16_t *dst)
-{
-    const int32_t group = rp_codec_group(codec, head_dim), piece = rp_codec_rotation(codec, head_dim);
-    if (codec == RP_INT8 && head_dim == 64)
-        decode_vectors(RP_INT8, codes, scales, 64, 64, 64, 64, dst);
-    else if (codec == RP_INT8 && head_dim == 128)
-        decode_vectors(RP_INT8, codes, scales, 128, 128, 128, 128, dst);
-    else if (codec == RP_INT4 && head_dim == 64)
-        decode_vectors(RP_INT4, codes, scales, 64, 32, 32, 64, dst);
-    else if (codec == RP_INT4 && head_dim == 128)
-        decode_vectors(RP_INT4, codes, scales, 128, 32, 32, 128, dst);
-    else if (piece >= 8 && head_dim <= MOST_IN_VECTORS && (codec == RP_INT8 || group == 32))
-        decode_vectors(codec, codes, scales, head_dim, group, rp_codec_inner(codec, head_dim), piece, dst);
-    else
-        rp_plain_rows.decode(codec, codes, scales, head_dim, dst);
-}
+#define TARGET
+#define DECODE decode_neon
+#define WHOLE 8
+#include "_rows_decode.h"
 
 static uint32_t peak_neon(const float *x, int32_t n)
 {

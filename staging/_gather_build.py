@@ -19,6 +19,7 @@ ffi.set_source(
         "hostcache/_fp16.h",
         "hostcache/_isa.h",
         "hostcache/_rows.h",
+        "hostcache/_rows_decode.h",
         "staging/_copy.h",
         "staging/_gather.h",
     ],
