@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -115,10 +116,23 @@ class Sweep:
         self._runtime.end_step()
         return seconds
 
-    def read(self) -> float:
-        """Load as many bytes as all layers of a batch have, in one piece; returns the seconds of one layer's."""
+    def read(self, second: Executor | None = None) -> float:
+        """Load as many bytes as all layers of a batch have, in one piece; returns the seconds of one layer's.
+
+        Args:
+            second: a thread that reads the second half meanwhile; None: all is read by this one.
+        """
         piece = ffi.from_buffer("uint8_t[]", self.cache.buffer) + next(self._pieces)
-        return timed(lambda: lib.rp_limit_read(piece, self._layers * self.layer_bytes))() / self._layers
+        nbytes = self._layers * self.layer_bytes
+        own = nbytes if second is None else nbytes // 2
+
+        def load() -> None:
+            helped = None if second is None else second.submit(lib.rp_limit_read, piece + own, nbytes - own)
+            lib.rp_limit_read(piece, own)
+            if helped is not None:
+                helped.result()
+
+        return timed(load)() / self._layers
 
     def _all_layers(self) -> None:
         for layer in range(self._layers):

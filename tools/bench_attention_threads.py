@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -28,15 +29,15 @@ READ = 256 << 20
 
 
 def threads_rows(shape: Shape, isa: str, times: int) -> list[Row]:
-    """Two threads beside one, of the kernel and of plain reading, all in turn.
+    """Two threads beside one, of the kernel and of plain reading, and beside two that read as many bytes, all in turn.
 
     Two hardware threads of one core, or a core that others use, cannot be twice as fast whatever runs on them. Plain
     reading shows what they can be; where that is less than is asked, the kernel's row is shown and not judged.
     """
     shape = replace(shape, geometry=replace(shape.geometry, layers=LAYERS))
     with Sweep(shape, isa, 2) as two, Sweep(shape, isa) as one, ThreadPoolExecutor(1) as second:
-        works = [two.attend, one.attend, reading(READ, second), reading(READ)]
-        both, alone, both_read, alone_read = take_turns(works, times, warm_up=1)
+        works: list[Work] = [two.attend, one.attend, partial(two.read, second), reading(READ, second), reading(READ)]
+        both, alone, limit, both_read, alone_read = take_turns(works, times, warm_up=1)
     machine = alone_read.minimum / both_read.minimum
     free = machine >= MUST
     return [
@@ -51,6 +52,7 @@ def threads_rows(shape: Shape, isa: str, times: int) -> list[Row]:
             goal=f"2 threads, {isa}",
             excuse=None if free else f"no free core: 2 threads that only read gain {machine:.2f}x",
         ),
+        Row(f"{shape.name}, {isa}, 2 threads", "2 threads' read limit", both, limit, better="higher"),
         Row(
             f"plain reading beside {shape.name}, {isa}, 2 threads",
             "1 thread",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hostcache import KVGeometry
-from tools import bench_attention_threads
-from tools.bench_attention_sweep import Shape
+from staging._limits import ffi
+from tools import bench_attention_sweep, bench_attention_threads
+from tools.bench_attention_sweep import Shape, Sweep
 from tools.bench_attention_threads import reading, threads_rows
 from tools.bench_rows import Timing, Work
+
+if TYPE_CHECKING:
+    from hostcache._cffi import CData
 
 SHAPE = Shape(KVGeometry(layers=2, kv_heads=1, head_dim=16), 2, 1, 16)
 
@@ -29,19 +34,38 @@ def test_what_the_machine_cannot_do_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, kernel: float, machine: float, verdict: str
 ) -> None:
     """Minima count: the medians say the contrary."""
-    times = [Timing(1 / kernel, 9), Timing(1, 1), Timing(1 / machine, 0.1), Timing(1, 1)]
+    times = [Timing(1 / kernel, 9), Timing(1, 1), Timing(0.5, 0.6), Timing(1 / machine, 0.1), Timing(1, 1)]
 
     def measured(works: list[Work], times_each: int, warm_up: int) -> list[Timing]:
-        assert (len(works), times_each, warm_up) == (4, 3, 1)
+        assert (len(works), times_each, warm_up) == (5, 3, 1)
         return times
 
     monkeypatch.setattr(bench_attention_threads, "take_turns", measured)
-    attention, limit = threads_rows(SHAPE, "plain", 3)
+    attention, memory, limit = threads_rows(SHAPE, "plain", 3)
     assert attention.verdict == verdict
     assert attention.misses_target == (verdict == "missed")
     assert attention.ratio == pytest.approx(kernel)
     assert limit.ratio == pytest.approx(machine)
-    assert limit.target is None
+    assert memory.ratio == pytest.approx(0.5 * kernel)
+    assert limit.target is memory.target is None
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_all_bytes_of_a_batch_are_read_once(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    read: list[tuple[int, int]] = []
+
+    class Spy:
+        def rp_limit_read(self, piece: CData, nbytes: int) -> None:
+            start = piece - begin
+            read.append((start, start + nbytes))
+
+    with Sweep(SHAPE, "plain") as sweep, ThreadPoolExecutor(1) as second:
+        begin = ffi.from_buffer("uint8_t *", sweep.cache.buffer)
+        monkeypatch.setattr(bench_attention_sweep, "lib", Spy())
+        assert sweep.read(second if threads == 2 else None) > 0
+        nbytes = SHAPE.geometry.layers * sweep.layer_bytes
+        del begin  # a pool that somebody points into is not closed
+    assert sorted(read) == ([(0, nbytes)] if threads == 1 else [(0, nbytes // 2), (nbytes // 2, nbytes)])
 
 
 @pytest.mark.parametrize(("threads", "again"), [(1, 4), (2, 2)])
